@@ -1,0 +1,177 @@
+"""The one configuration tree: defaults, then a TOML file, then flags. Frozen; goes in whole.
+
+Each component takes its own section. What is learned at run time is never written back.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cluster.errors import StartupError
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSection(Section):
+    """Which model: a folder with config.json, tokenizer.json and, unless random, the weights."""
+
+    path: str = "deploy/models/tiny"
+    served_name: str = "tandem-tiny"
+    weights: Literal["checkpoint", "random"] = "random"
+    seed: int = 0  # of random weights
+    block_tokens: int = Field(default=16, ge=2)  # even: no compressor pair straddles a block
+
+    @model_validator(mode="after")
+    def _even(self) -> ModelSection:
+        if self.block_tokens % 2:
+            raise ValueError("block_tokens must be even: ratio-2 rows pair two positions")
+        return self
+
+
+class EngineSection(Section):
+    """Sizes of one rank's engine and its memory."""
+
+    threads: int = Field(default=1, ge=1)  # 1: with more, CPU results depend on the batch
+    max_length: int = Field(default=2048, ge=2)  # longest prompt + output, in tokens
+    num_blocks: int = Field(default=512, ge=1)
+    num_slots: int = Field(default=16, ge=1)  # requests that can hold state at once
+    chunk_tokens: int = Field(default=128, ge=1)  # prompt tokens of one step
+    max_rows: int = Field(default=64, ge=1)  # decode rows of one step
+
+
+class PoolSection(Section):
+    """One pool: how many groups, ranks in each, and what a rank asks of Ray."""
+
+    groups: int = Field(default=1, ge=0)
+    ranks: int = Field(default=1, ge=1)
+    rank: str  # "package.module:Class", imported in the rank's process
+    cpus: float = Field(default=0.25, ge=0)
+    gpus: float = Field(default=0.0, ge=0)
+    engine: EngineSection = EngineSection()
+
+
+class TransferSection(Section):
+    transport: Literal["nixl", "local"] = "nixl"
+    ring_bytes: int = Field(default=16 << 20, ge=4096)
+    cell_bytes: int = Field(default=512 << 10, ge=1024)
+    cells: int = Field(default=4, ge=1)  # of one reservation
+    write_bytes: int = Field(default=1 << 20, ge=4096)  # one write blocks its thread; keep it short
+
+
+class WireSection(Section):
+    host: str = "127.0.0.1"  # what sockets bind to and announce
+    heartbeat_s: float = Field(default=0.5, gt=0)
+    t_detect_s: float = Field(default=5.0, gt=0)  # silence that means a peer is lost
+    connect_timeout_s: float = Field(default=5.0, gt=0)
+    max_frame_bytes: int = Field(default=64 << 20, ge=1 << 20)
+    cut_bytes: int = Field(default=1 << 20, ge=1024)  # larger frames are sent in pieces
+
+
+class RouterSection(Section):
+    report_s: float = Field(default=0.5, gt=0)  # how often a rank reports its load
+    retry_after_s: float = Field(default=1.0, gt=0)
+    colocated: bool = False  # send whole requests to decode ranks
+
+
+class GenerationSection(Section):
+    max_attempts: int = Field(default=3, ge=1)
+    reserve_timeout_s: float = Field(default=30.0, gt=0)
+    recovery_wait_s: float = Field(default=60.0, ge=0)  # how long a request outlives a whole pool
+    step_timeout_s: float = Field(default=120.0, gt=0)  # longest silence of a live worker
+
+
+class HttpSection(Section):
+    host: str = "127.0.0.1"
+    port: int = Field(default=8100, ge=1, le=65535)
+    max_body_bytes: int = Field(default=16 << 20, ge=1024)
+    max_concurrent: int = Field(default=256, ge=1)
+
+
+class LifeSection(Section):
+    start_timeout_s: float = Field(default=60.0, gt=0)
+    drain_timeout_s: float = Field(default=30.0, ge=0)
+    health_period_s: float = Field(default=1.0, gt=0)
+    stuck_after_s: float = Field(default=60.0, gt=0)
+
+
+class ClusterConfig(Section):
+    name: str = Field(default="tandem", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
+    model: ModelSection = ModelSection()
+    prefill: PoolSection = PoolSection(rank="prefill_worker.worker:PrefillRank")
+    decode: PoolSection = PoolSection(rank="decode_worker.worker:DecodeRank")
+    transfer: TransferSection = TransferSection()
+    wire: WireSection = WireSection()
+    router: RouterSection = RouterSection()
+    generation: GenerationSection = GenerationSection()
+    http: HttpSection = HttpSection()
+    life: LifeSection = LifeSection()
+
+    @model_validator(mode="after")
+    def _ring_holds_a_reservation(self) -> ClusterConfig:
+        one = self.transfer.cell_bytes * self.transfer.cells
+        if one > self.transfer.ring_bytes:
+            raise ValueError(
+                f"transfer.ring_bytes {self.transfer.ring_bytes} is less than one reservation "
+                f"needs: cell_bytes x cells = {one}"
+            )
+        return self
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> ClusterConfig:
+    """A TOML file, then `section.key=value` overrides (values in TOML syntax, or bare words).
+
+    Raises StartupError that names the key, the value and what was expected.
+    """
+    tree: dict[str, Any] = {}
+    if path is not None:
+        try:
+            tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, tomllib.TOMLDecodeError) as error:
+            raise StartupError(f"cannot read the configuration {path}: {error}") from error
+    for override in overrides:
+        _override(tree, override)
+    return parse_config(tree)
+
+
+def parse_config(tree: Mapping[str, Any]) -> ClusterConfig:
+    defaults = ClusterConfig().model_dump()
+    try:
+        return ClusterConfig.model_validate(_merge(defaults, tree))
+    except ValidationError as error:
+        problems = [
+            f"{'.'.join(str(part) for part in problem['loc']) or 'configuration'}: {problem['msg']}"
+            for problem in error.errors()
+        ]
+        raise StartupError("configuration: " + "; ".join(problems)) from error
+
+
+def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    merged = dict(below)
+    for key, value in above.items():
+        old = merged.get(key)
+        both = isinstance(old, Mapping) and isinstance(value, Mapping)
+        merged[key] = _merge(old, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    name, separator, text = override.partition("=")
+    if not separator or not all(name.split(".")):
+        raise StartupError(f"{override!r} is not section.key=value")
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *sections, key = name.strip().split(".")
+    for section in sections:
+        tree = tree.setdefault(section, {})
+        if not isinstance(tree, dict):
+            raise StartupError(f"{override!r}: {section} is not a section")
+    tree[key] = value

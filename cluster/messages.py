@@ -1,0 +1,398 @@
+"""Everything that processes say to each other. Values only: no behaviour, no sockets.
+
+Who says what (-> first message of a stream, then what may follow on the same stream):
+
+    caller -> router    Route            | Routed, NoWorkers
+    caller -> router    Watch            | Membership, again on every change
+    rank   -> router    Report           | repeated; the stream's end is the rank's end
+    caller -> prefill   Prefill          | Started, Tokens (index 0), HandedOver, Failed
+                        PushTo, Cancel     from the caller, on the same stream
+    caller -> decode    Reserve          | Reserved, NoRoomNow, DrainingNow, Failed,
+                                           then Tokens from index 1
+                        Cancel             from the caller, on the same stream
+    caller -> decode    Generate         | Started, Tokens from index 0, Failed (colocated)
+    prefill -> decode   Connect          | Connected, Failed: once per pair of incarnations
+    prefill -> decode   OpenPush         | Unpacked, Accepted, RejectedNow, Failed, Cancelled
+                        Pushed, Commit, Cancel  from prefill, on the same stream
+
+Closing a stream cancels what it asked for. Token ids travel as bytes (int32, little endian).
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROTOCOL_VERSION = 1
+
+Role = Literal["prefill", "decode"]
+FinishReason = Literal["stop", "length"]
+
+
+class Value(BaseModel):
+    """A frozen value; unknown fields are an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def pack_ids(ids: Sequence[int]) -> bytes:
+    """Token ids as int32 little endian; OverflowError for an id that does not fit."""
+    return array("i", ids).tobytes()
+
+
+def unpack_ids(data: bytes) -> list[int]:
+    return list(array("i", data))
+
+
+# ------------------------------------------------------------------ what a request is
+
+
+class Sampling(Value):
+    """How tokens are chosen. A missing seed is drawn once by the caller, never by a rank."""
+
+    temperature: float = Field(default=0.0, ge=0.0, le=100.0, allow_inf_nan=False)
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    max_tokens: int = Field(default=16, ge=1)
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_stop: bool = False
+
+
+class Request(Value):
+    """One generation: the prompt, and what earlier attempts have already emitted.
+
+    `output` is kept apart from `prompt`: usage, penalties and limits depend on the border. A rank
+    prefills prompt + output and goes on with the token of index len(output).
+    """
+
+    request_id: str = Field(min_length=1, max_length=128)
+    prompt: bytes = Field(repr=False)
+    output: bytes = Field(default=b"", repr=False)
+    sampling: Sampling = Sampling()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Prompt and output so far: what a prefill runs."""
+        return unpack_ids(self.prompt + self.output)
+
+    @property
+    def prompt_length(self) -> int:
+        return len(self.prompt) // 4
+
+    @property
+    def output_length(self) -> int:
+        return len(self.output) // 4
+
+    @property
+    def longest(self) -> int:
+        """Positions that the request can ever use."""
+        return self.prompt_length + self.sampling.max_tokens
+
+    def resume_after(self, emitted: Sequence[int]) -> Request:
+        """The same request when the caller has already got the tokens `emitted`."""
+        return self.model_copy(update={"output": pack_ids(emitted)})
+
+
+# ------------------------------------------------------------------ who a process is
+
+
+class Address(Value):
+    host: str
+    port: int = Field(ge=1, le=65535)
+
+
+class Endpoint(Value):
+    """One life of one rank. A restarted process has a new incarnation, so another endpoint."""
+
+    name: str  # "decode-0/1": group and rank, for people
+    role: Role
+    incarnation: str
+    address: Address
+
+
+class Load(Value):
+    """What a rank has to do and what it has left; the router's only input besides liveness."""
+
+    waiting: int = 0  # requests not started
+    running: int = 0
+    waiting_tokens: int = 0  # prompt tokens not yet run
+    free_blocks: int = 0
+    total_blocks: int = 0
+    free_slots: int = 0
+    max_length: int = 0  # longest sequence it serves
+    block_tokens: int = 0
+
+
+class Member(Value):
+    """A rank as the router sees it."""
+
+    endpoint: Endpoint
+    load: Load
+    draining: bool = False
+
+
+# ------------------------------------------------------------------ messages
+
+
+class Hello(Value):
+    """First frame of either side of a connection: who, and a fresh nonce."""
+
+    kind: Literal["hello"] = "hello"
+    version: int
+    role: str  # "prefill", "decode", "router", "caller"
+    incarnation: str
+    nonce: bytes = Field(min_length=16, max_length=64)
+
+
+class Proof(Value):
+    """HMAC of both nonces, role and incarnation under the cluster's secret."""
+
+    kind: Literal["proof"] = "proof"
+    mac: bytes = Field(min_length=32, max_length=32)
+
+
+class Failed(Value):
+    """An error in place of an answer; `error` is a kind of cluster/errors.py."""
+
+    kind: Literal["failed"] = "failed"
+    error: str
+    message: str
+    retry_after_s: float | None = None
+
+
+class Route(Value):
+    kind: Literal["route"] = "route"
+    request_id: str
+    length: int  # tokens to prefill
+    longest: int  # positions to reserve
+    avoid: tuple[str, ...] = ()  # incarnations that this request has lost
+
+
+class Routed(Value):
+    """`prefill` is None when one decode rank shall do it all (colocated)."""
+
+    kind: Literal["routed"] = "routed"
+    prefill: Endpoint | None
+    decode: Endpoint
+
+
+class NoWorkers(Value):
+    kind: Literal["no_workers"] = "no_workers"
+    message: str
+    retry_after_s: float
+
+
+class Report(Value):
+    kind: Literal["report"] = "report"
+    member: Member
+
+
+class Watch(Value):
+    kind: Literal["watch"] = "watch"
+
+
+class Membership(Value):
+    kind: Literal["membership"] = "membership"
+    members: tuple[Member, ...]
+
+
+class Prefill(Value):
+    kind: Literal["prefill"] = "prefill"
+    request: Request
+    attempt: int
+
+
+class Generate(Value):
+    """Prefill and decode on one rank."""
+
+    kind: Literal["generate"] = "generate"
+    request: Request
+    attempt: int
+
+
+class Started(Value):
+    """The first chunk of the prompt is scheduled."""
+
+    kind: Literal["started"] = "started"
+    queued_s: float
+
+
+class Segment(Value):
+    """A reservation's part of the receive ring: `cells` cells of `cell_bytes` from `offset`.
+
+    Push number q goes into cell q % cells, once Unpacked(q - cells) has given it back.
+    """
+
+    offset: int
+    cell_bytes: int
+    cells: int
+
+
+class Reserve(Value):
+    kind: Literal["reserve"] = "reserve"
+    request: Request
+    attempt: int
+
+
+class Reserved(Value):
+    kind: Literal["reserved"] = "reserved"
+    reservation: str  # "<incarnation of D>:<serial>", never used twice
+    segment: Segment
+
+
+class NoRoomNow(Value):
+    kind: Literal["no_room"] = "no_room"
+    retry_after_s: float
+
+
+class DrainingNow(Value):
+    kind: Literal["draining"] = "draining"
+
+
+class PushTo(Value):
+    kind: Literal["push_to"] = "push_to"
+    reservation: str
+    segment: Segment
+    decode: Endpoint
+
+
+class Tokens(Value):
+    """Tokens of a request from index `first` on; `finish` comes with the last of them."""
+
+    kind: Literal["tokens"] = "tokens"
+    first: int
+    token_ids: tuple[int, ...]
+    finish: FinishReason | None = None
+
+
+class HandedOver(Value):
+    """Prefill's word to the caller that decode has accepted the state."""
+
+    kind: Literal["handed_over"] = "handed_over"
+    bytes_moved: int
+    pushes: int
+    push_s: float  # seconds in gather and write
+    tail_s: float  # from the end of the last chunk to Accepted
+    path: str  # which transport carried it, e.g. "nixl/UCX"
+
+
+class Cancel(Value):
+    kind: Literal["cancel"] = "cancel"
+
+
+class Cancelled(Value):
+    """No write of the sender can land any more."""
+
+    kind: Literal["cancelled"] = "cancelled"
+
+
+class Connect(Value):
+    """Prefill introduces itself; `wire_form` must equal decode's own."""
+
+    kind: Literal["connect"] = "connect"
+    wire_form: str  # fingerprint of fields, row formats, window, model
+    metadata: bytes = b""  # the transport's own description of the sender
+
+
+class Connected(Value):
+    kind: Literal["connected"] = "connected"
+    metadata: bytes = b""  # the transport's own description of the receive ring
+    ring_bytes: int
+
+
+class OpenPush(Value):
+    kind: Literal["open_push"] = "open_push"
+    reservation: str
+    length: int  # positions whose state will have been pushed at Commit
+
+
+class Span(Value):
+    """Rows `start` .. `stop` - 1 of one field of one layer, packed, in row order.
+
+    A row's number is its index j for fields that grow per token, and its position for rings and
+    tails.
+    """
+
+    field: str
+    layer: int
+    start: int
+    stop: int
+
+
+class Pushed(Value):
+    """Push number `seq` is in its cell: the spans lie one after another from its start."""
+
+    kind: Literal["pushed"] = "pushed"
+    seq: int
+    spans: tuple[Span, ...]
+
+
+class Unpacked(Value):
+    """Push `seq` has been copied out; its cell may be written again."""
+
+    kind: Literal["unpacked"] = "unpacked"
+    seq: int
+
+
+class PieceDigest(Value):
+    """What one field of one layer must hold: rows start .. stop - 1 and their digest."""
+
+    field: str
+    layer: int
+    start: int
+    stop: int
+    digest: int = Field(ge=0, lt=2**64)
+
+
+class Commit(Value):
+    """Every write is done. `first_token` is output index len(request.output)."""
+
+    kind: Literal["commit"] = "commit"
+    length: int
+    first_token: int
+    pieces: tuple[PieceDigest, ...]
+
+
+class Accepted(Value):
+    kind: Literal["accepted"] = "accepted"
+
+
+class RejectedNow(Value):
+    kind: Literal["rejected"] = "rejected"
+    why: str
+
+
+WireMessage = Annotated[
+    Hello
+    | Proof
+    | Failed
+    | Route
+    | Routed
+    | NoWorkers
+    | Report
+    | Watch
+    | Membership
+    | Prefill
+    | Generate
+    | Started
+    | Reserve
+    | Reserved
+    | NoRoomNow
+    | DrainingNow
+    | PushTo
+    | Tokens
+    | HandedOver
+    | Cancel
+    | Cancelled
+    | Connect
+    | Connected
+    | OpenPush
+    | Pushed
+    | Unpacked
+    | Commit
+    | Accepted
+    | RejectedNow,
+    Field(discriminator="kind"),
+]

@@ -1,0 +1,1 @@
+"""Receives request state and continues it; alone it is the colocated mode."""

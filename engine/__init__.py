@@ -1,0 +1,1 @@
+"""What both kinds of worker run: batches, the step loop, the sampler."""

@@ -1,0 +1,1 @@
+"""Runs prompts, samples the first token, pushes request state as it is made."""
