@@ -1,0 +1,133 @@
+"""Digests of stored rows: did every row arrive, under its own number, with all its bits?
+
+A digest is the sum, modulo 2**64, of one hash a row, so it depends neither on the order in which
+rows came nor on pushes, block size or place in a ring; rows in two parts add up. A row's hash is
+the sum of its 32-bit words times odd 64-bit constants, keyed by the row's number and mixed. (With
+words as wide as the arithmetic, two flipped sign bits would cancel out.)
+Guards against accidents, not against forgery: the constants are public.
+Source: multilinear hashing, Lemire and Kaser, arXiv:1202.4961.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cluster.errors import Rejected
+from cluster.messages import PieceDigest, Span
+from kv_transfer.blocks import Lease
+from kv_transfer.slab import Slab
+from model.state import StateField
+
+Hashes = npt.NDArray[np.uint64]
+
+_MASK = 2**64 - 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: steps that spread evenly
+_MIXER = np.uint64(0xBF58476D1CE4E5B9)  # a multiplier of splitmix64
+_CACHED_BYTES = 512 << 10  # hashed at once: these rows, and their words spread to 64 bits, fit L2
+
+
+def digest_rows(rows: Tensor, row_numbers: Tensor) -> int:
+    """Digest of uint8 [n, row_bytes] standing for the rows numbered int64 [n].
+
+    In NumPy because it has unsigned 64-bit integers, and sums products in one pass.
+    """
+    row_bytes = rows.shape[1]
+    if row_bytes % 4:
+        rows = torch.nn.functional.pad(rows, (0, -row_bytes % 4))
+    words = rows.contiguous().numpy().view(np.uint32).astype(np.uint64)
+    sums = np.einsum("rw,w->r", words, _constants(words.shape[1]))
+    numbers = row_numbers.numpy().astype(np.uint64)
+    return int(_mixed(sums + numbers * _GOLDEN).sum())
+
+
+def digest_span(slab: Slab, lease: Lease, span: Span) -> int:
+    """Digest of the span's rows as they stand in the slab."""
+    place = slab.layout.place(span.field, span.layer)
+    # whole records at a time, which are the quickest to read
+    step = max(1, _CACHED_BYTES // (place.rows * place.row_bytes)) * place.rows
+    digest, start = 0, span.start
+    while start < span.stop:
+        stop = min((start // step + 1) * step, span.stop)
+        part = Span(field=span.field, layer=span.layer, start=start, stop=stop)
+        digest += digest_rows(slab.read_rows(part, lease), torch.arange(start, stop))
+        start = stop
+    return digest & _MASK
+
+
+def piece_digests(
+    slab: Slab, lease: Lease, fields: Sequence[StateField], length: int
+) -> list[PieceDigest]:
+    """One digest for each field and layer of what a continuation after `length` positions needs.
+
+    Computed from the slab, all of it. Fields without rows at this length have digest 0.
+    """
+    return [
+        PieceDigest(**span.model_dump(), digest=digest_span(slab, lease, span))
+        for span in _needed(fields, length)
+    ]
+
+
+class RunningDigest:
+    """The same digests, summed up push by push, so that nothing is left to do at the end.
+
+    Every row must be added once; a row added twice, or not at all, shows as a difference.
+    """
+
+    def __init__(self, slab: Slab, lease: Lease) -> None:
+        self._slab = slab
+        self._lease = lease
+        self._sums: dict[tuple[str, int], int] = {}
+
+    def add(self, spans: Iterable[Span]) -> None:
+        """Take in rows that now stand in the slab and will not change."""
+        for span in spans:
+            key = span.field, span.layer
+            digest = digest_span(self._slab, self._lease, span)
+            self._sums[key] = self._sums.get(key, 0) + digest & _MASK
+
+    def pieces(self, fields: Sequence[StateField], length: int) -> list[PieceDigest]:
+        """As piece_digests, if exactly the rows for `length` positions have been added."""
+        return [
+            PieceDigest(**span.model_dump(), digest=self._sums.get((span.field, span.layer), 0))
+            for span in _needed(fields, length)
+        ]
+
+
+def check_pieces(ours: Sequence[PieceDigest], theirs: Sequence[PieceDigest]) -> None:
+    """Raises Rejected, naming the first piece that is missing, extra or different."""
+    expected = {(piece.field, piece.layer): piece for piece in theirs}
+    for piece in ours:
+        sent = expected.pop((piece.field, piece.layer), None)
+        if sent != piece:
+            what = "was not announced" if sent is None else "does not match its digest"
+            raise Rejected(
+                f"{piece.field} of layer {piece.layer}, rows {piece.start} to {piece.stop}, "
+                f"{what}; the prompt will be prefilled again"
+            )
+    if expected or len(ours) != len(theirs):
+        raise Rejected("pieces were announced that this rank does not have, or twice")
+
+
+def _needed(fields: Sequence[StateField], length: int) -> Iterator[Span]:
+    for field in fields:
+        rows = field.growth.rows(length)
+        for layer in field.layers:
+            yield Span(field=field.name, layer=layer, start=rows.start, stop=rows.stop)
+
+
+def _mixed(values: Hashes) -> Hashes:
+    """A bijection of 64 bits after which sums no longer tell which values could be exchanged."""
+    values = (values ^ (values >> np.uint64(32))) * _MIXER
+    return values ^ (values >> np.uint64(29))
+
+
+@lru_cache
+def _constants(count: int) -> Hashes:
+    """Odd constants without a pattern, [count]."""
+    return _mixed(_mixed(np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)) | np.uint64(1)

@@ -1,0 +1,234 @@
+"""Transport over NIXL's UCX backend, host memory to host memory, same host or not.
+
+The only file that knows NIXL; its errors become ours here. It uses NIXL's bindings rather than
+their Python wrapper, because the wrapper's progress thread has no pause and takes a whole core.
+Other facts it works around: a peer must be removed before another life of it is added; a write by
+CMA holds its thread for the whole copy, so writes go in pieces; deregistering is no fence against
+a peer's late write, so memory is reused by its owner's rules, never by a transport's.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from nixl import _bindings as nixl
+from torch import Tensor
+
+from cluster.errors import ProtocolError, StartupError, TransferError
+from kv_transfer.registered_memory import RegisteredMemory
+
+logger = logging.getLogger(__name__)
+
+_HEADER = struct.Struct("<4sHQQ")  # mark, length of the name, address and bytes of the ring
+_MARK = b"TNX1"
+_BACKEND = "UCX"
+_PROGRESS_US = 5000  # longest sleep of NIXL's progress thread; events wake it earlier
+_POLL_S = 50e-6  # between looks at a write that did not finish at once (no CMA: other hosts)
+
+
+@dataclass(frozen=True)
+class _Peer:
+    """One life of a named rank, and where its ring begins in its own memory."""
+
+    name: str
+    metadata: bytes
+    agent: str  # NIXL's name of that life, our peer id
+    address: int
+    nbytes: int
+
+
+class NixlTransport:
+    path = f"nixl/{_BACKEND}"
+
+    def __init__(self, name: str, *, write_bytes: int = 1 << 20) -> None:
+        """Starts an agent, half a second. Raises StartupError if NIXL cannot."""
+        self.name = name
+        self._write_bytes = write_bytes
+        self._memory = RegisteredMemory()
+        self._registrations: list[Any] = []
+        self._ring: Any = nixl.nixlRegDList(nixl.DRAM_SEG)  # its registration, once there is one
+        self._peers: dict[str, _Peer] = {}
+        self._writes: Counter[str] = Counter()  # under way, by peer
+        self._lock = threading.Condition()
+        self._agent: Any
+        self._agent, self._backend = _start_agent(name)
+
+    def register(self, memory: Tensor, *, source_only: bool = False) -> None:
+        with self._lock:
+            agent = self._open_agent()
+            self._memory.add(memory, source_only=source_only)
+            region = (memory.data_ptr(), memory.numel(), 0, "")
+            registration = nixl.nixlRegDList(nixl.DRAM_SEG, [region])
+            try:
+                agent.registerMem(registration, [self._backend])
+            except Exception as error:
+                raise StartupError(
+                    f"{self.name}: NIXL cannot register {memory.numel()} bytes "
+                    f"({_described(error)}); is there enough lockable memory?"
+                ) from error
+            self._registrations.append(registration)
+            if not source_only:
+                self._ring = registration
+
+    def metadata(self) -> bytes:
+        with self._lock:  # of this rank's registrations only the ring is told to peers
+            blob = self._open_agent().getLocalPartialMD(self._ring, True, [self._backend])
+            ring = self._memory.ring
+            address, nbytes = (0, 0) if ring is None else (ring.data_ptr(), ring.numel())
+        name = self.name.encode()
+        return _HEADER.pack(_MARK, len(name), address, nbytes) + name + bytes(blob)
+
+    def add_peer(self, metadata: bytes) -> str:
+        name, address, nbytes, blob = _parse(metadata)
+        with self._lock:
+            self._open_agent()
+            for known in [peer for peer in self._peers.values() if peer.name == name]:
+                if known.metadata == metadata:
+                    return known.agent
+                self._forget(known)
+            agent = self._open_agent()
+            try:
+                peer: str = agent.loadRemoteMD(blob).decode()
+            except Exception as error:
+                raise TransferError(
+                    f"{self.name}: {name} cannot be reached over {self.path} "
+                    f"({_described(error)}); choose another rank"
+                ) from error
+            self._peers[peer] = _Peer(name, metadata, peer, address, nbytes)
+            return peer
+
+    def remove_peer(self, peer: str) -> None:
+        with self._lock:
+            if peer in self._peers:
+                self._forget(self._peers[peer])
+
+    def write(self, peer: str, source: Tensor, remote_offset: int) -> None:
+        nbytes = source.numel()
+        with self._lock:
+            self._open_agent()
+            self._memory.check_source(source)
+            target = self._peer(peer)
+            if remote_offset < 0 or remote_offset + nbytes > target.nbytes:
+                raise TransferError(
+                    f"{self.name}: bytes {remote_offset} to {remote_offset + nbytes} are not in "
+                    f"the ring of {peer}, which has {target.nbytes}"
+                )
+            self._writes[peer] += 1
+        try:
+            for start in range(0, nbytes, self._write_bytes):
+                piece = source[start : start + self._write_bytes]
+                self._write_piece(peer, piece, target.address + remote_offset + start)
+        finally:
+            with self._lock:
+                self._writes -= Counter([peer])
+                self._lock.notify_all()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._agent is None:
+                return
+            agent, self._agent = self._agent, None  # no new writes or pieces of writes
+            self._lock.wait_for(lambda: not self._writes)
+            for peer in list(self._peers.values()):
+                self._forget(peer, agent)
+            for registration in self._registrations:
+                with _logged(f"{self.name}: deregistering"):
+                    agent.deregisterMem(registration, [self._backend])
+            self._registrations.clear()
+            self._memory.clear()
+        # the agent's threads and sockets end here, with its last reference
+
+    def _write_piece(self, peer: str, piece: Tensor, address: int) -> None:
+        """One descriptor; returns only when it is done or cannot happen any more."""
+        with self._lock:
+            agent = self._open_agent()
+            self._peer(peer)
+        local = nixl.nixlXferDList(nixl.DRAM_SEG, [(piece.data_ptr(), piece.numel(), 0)])
+        remote = nixl.nixlXferDList(nixl.DRAM_SEG, [(address, piece.numel(), 0)])
+        request = None
+        try:
+            request = agent.createXferReq(nixl.NIXL_WRITE, local, remote, peer, "", [self._backend])
+            state = agent.postXferReq(request)
+            while state == nixl.NIXL_IN_PROG:
+                time.sleep(_POLL_S)
+                state = agent.getXferStatus(request)
+        except Exception as error:
+            raise self._lost(peer, piece.numel(), _described(error)) from error
+        finally:
+            if request is not None:
+                with _logged("a transfer request stays until its agent ends"):
+                    agent.releaseXferReq(request)
+        if state != nixl.NIXL_SUCCESS:
+            raise self._lost(peer, piece.numel(), str(state))
+
+    def _lost(self, peer: str, nbytes: int, why: str) -> TransferError:
+        return TransferError(
+            f"{self.name}: writing {nbytes} bytes to {peer} failed ({why}); "
+            f"push to another decode rank"
+        )
+
+    def _peer(self, peer: str) -> _Peer:
+        if peer not in self._peers:
+            raise TransferError(f"{self.name}: {peer} is gone; push to another decode rank")
+        return self._peers[peer]
+
+    def _open_agent(self) -> Any:
+        if self._agent is None:
+            raise TransferError(f"{self.name}: this transport is closed")
+        return self._agent
+
+    def _forget(self, peer: _Peer, agent: Any = None) -> None:
+        """Start no more pieces to the peer, wait for the one under way, drop what NIXL has."""
+        agent = agent or self._agent
+        self._peers.pop(peer.agent, None)
+        self._lock.wait_for(lambda: not self._writes[peer.agent])
+        with _logged(f"{self.name}: dropping {peer.agent}"):
+            agent.invalidateRemoteMD(peer.agent)
+
+
+def _start_agent(name: str) -> tuple[Any, Any]:
+    """An agent that has a name of its own in each life, and its backend."""
+    config = nixl.nixlAgentConfig()
+    config.useProgThread = True
+    config.pthrDelay = _PROGRESS_US
+    config.syncMode = nixl.NIXL_THREAD_SYNC_STRICT  # event loop and worker threads both call it
+    try:
+        agent = nixl.nixlAgent(f"{name}#{uuid.uuid4().hex[:12]}", config)
+        return agent, agent.createBackend(_BACKEND, {})
+    except Exception as error:
+        raise StartupError(f"{name}: NIXL's {_BACKEND} does not start: {error}") from error
+
+
+def _parse(metadata: bytes) -> tuple[str, int, int, bytes]:
+    """Name, ring address, ring bytes and NIXL's own part."""
+    try:
+        mark, name_bytes, address, nbytes = _HEADER.unpack_from(metadata)
+        name_stop = _HEADER.size + name_bytes
+        name = metadata[_HEADER.size : name_stop].decode()
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ProtocolError(f"{len(metadata)} bytes are not NIXL metadata: {error}") from error
+    if mark != _MARK or not name or name_stop >= len(metadata):
+        raise ProtocolError(f"{len(metadata)} bytes are not a NIXL transport's metadata")
+    return name, address, nbytes, metadata[name_stop:]
+
+
+@contextmanager
+def _logged(what: str) -> Iterator[None]:
+    """For clearing up, where a failure leaves nothing better to do."""
+    try:
+        yield
+    except Exception as error:
+        logger.warning("%s: %s", what, _described(error))
+
+
+def _described(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,90 @@
+"""model.cache.Cache over a slab: packs what a forward writes, unpacks what it reads.
+
+One object serves one batch. Knows nothing of the model; rows come by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kernels.formats import pack, unpack
+from kv_transfer.blocks import Lease
+from kv_transfer.layout import Place
+from kv_transfer.slab import Slab
+
+_MANY = 256  # rows of one read from which on looking for repetitions pays
+
+
+class PackedCache:
+    """State of the requests of one batch, `leases` in the order of its requests.
+
+    Of a ring only the last rows exist: a forward that writes more rows of a request than the
+    ring holds (window + slack) leaves the newest, and must not read older ones.
+    """
+
+    def __init__(self, slab: Slab, leases: Sequence[Lease]) -> None:
+        self._slab = slab
+        widest = max((len(lease.block_ids) for lease in leases), default=0)
+        # an entry that no lease has points past the end: using it is an IndexError, never
+        # another request's block
+        self._tables = torch.full((len(leases), widest), slab.blocks.shape[0], dtype=torch.int64)
+        for row, lease in zip(self._tables, leases, strict=True):
+            row[: len(lease.block_ids)] = lease.block_table
+        self._slots = torch.tensor([lease.slot for lease in leases], dtype=torch.int64)
+
+    def write(self, field: str, layer: int, requests: Tensor, rows: Tensor, values: Tensor) -> None:
+        """Store values [n, dim] as rows [n] of requests [n]; a negative row is skipped.
+
+        No row comes twice in one call. Rows of one request that go into a ring or tail are
+        neighbours; if they are more than it holds, the last ones stay.
+        """
+        place = self._slab.layout.place(field, layer)
+        live = rows >= 0
+        if not bool(live.all()):
+            requests, rows, values = requests[live], rows[live], values[live]
+        if not place.in_blocks and len(rows) * place.stride > place.rows:
+            kept = rows > self._newest(requests, rows)[requests] - place.rows
+            requests, rows, values = requests[kept], rows[kept], values[kept]
+        if len(rows):
+            words = self._words(place, requests, rows)
+            self._slab.scatter(place, words, pack(values, place.field.row_format))
+
+    def read(self, field: str, layer: int, requests: Tensor, rows: Tensor) -> Tensor:
+        """Values [..., dim] of rows [...] of requests [...]; a negative row reads as zeros."""
+        place = self._slab.layout.place(field, layer)
+        if not rows.numel():
+            return torch.empty(*rows.shape, place.field.dim)
+        asked = rows.reshape(-1)
+        words = self._words(place, requests.expand(rows.shape).reshape(-1), asked.clamp(min=0))
+        values = self._values(place, words)
+        dead = asked < 0
+        if bool(dead.any()):
+            values[dead] = 0.0
+        return values.view(*rows.shape, place.field.dim)
+
+    def _values(self, place: Place, words: Tensor) -> Tensor:
+        """float32 [n, dim] of the rows at `words` [n]."""
+        if len(words) > _MANY:  # neighbouring queries ask for mostly the same rows
+            distinct, which = torch.unique(words, return_inverse=True)
+            if 2 * len(distinct) < len(words):
+                return self._unpacked(place, distinct).index_select(0, which)
+        return self._unpacked(place, words)
+
+    def _unpacked(self, place: Place, words: Tensor) -> Tensor:
+        packed = self._slab.gather(place, words)
+        return unpack(packed, place.field.row_format, place.field.dim)
+
+    def _words(self, place: Place, requests: Tensor, rows: Tensor) -> Tensor:
+        if place.in_blocks:
+            records = self._tables[requests, rows // place.rows]
+        else:
+            records = self._slots[requests]
+        return self._slab.words(place, records, rows)
+
+    def _newest(self, requests: Tensor, rows: Tensor) -> Tensor:
+        """The highest row of each request in one write, int64 [R]."""
+        newest = torch.full_like(self._slots, -1)
+        return newest.scatter_reduce_(0, requests, rows, "amax")
