@@ -44,6 +44,7 @@ class EngineSection(Section):
     num_slots: int = Field(default=16, ge=1)  # requests that can hold state at once
     chunk_tokens: int = Field(default=128, ge=1)  # prompt tokens of one step
     max_rows: int = Field(default=64, ge=1)  # decode rows of one step
+    max_waiting: int = Field(default=1024, ge=1)  # requests that wait for blocks; more are refused
 
 
 class PoolSection(Section):
@@ -66,12 +67,13 @@ class TransferSection(Section):
 
 
 class WireSection(Section):
-    host: str = "127.0.0.1"  # what sockets bind to and announce
+    host: str = "127.0.0.1"  # sockets bind to it and announce it; "auto": as Ray's nodes know it
     heartbeat_s: float = Field(default=0.5, gt=0)
     t_detect_s: float = Field(default=5.0, gt=0)  # silence that means a peer is lost
     connect_timeout_s: float = Field(default=5.0, gt=0)
     max_frame_bytes: int = Field(default=64 << 20, ge=1 << 20)
     cut_bytes: int = Field(default=1 << 20, ge=1024)  # larger frames are sent in pieces
+    queue_messages: int = Field(default=4096, ge=1)  # unread ones that break a stream off
 
 
 class RouterSection(Section):
@@ -90,6 +92,7 @@ class GenerationSection(Section):
 class HttpSection(Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8100, ge=1, le=65535)
+    proxy_port: int = Field(default=0, ge=0, le=65535)  # of Serve's own proxy; 0: no proxy
     max_body_bytes: int = Field(default=16 << 20, ge=1024)
     max_concurrent: int = Field(default=256, ge=1)
 

@@ -12,87 +12,31 @@ Who says what (-> first message of a stream, then what may follow on the same st
                         Cancel             from the caller, on the same stream
     caller -> decode    Generate         | Started, Tokens from index 0, Failed (colocated)
     prefill -> decode   Connect          | Connected, Failed: once per pair of incarnations
-    prefill -> decode   OpenPush         | Unpacked, Accepted, RejectedNow, Failed, Cancelled
-                        Pushed, Commit, Cancel  from prefill, on the same stream
+    prefill -> decode   OpenPush         | PushOpened, Unpacked, Accepted, RejectedNow, Cancel
+                        Pushed, Commit     from prefill, on the same stream
+                        Cancelled          from prefill, asked by decode's Cancel or not
 
-Closing a stream cancels what it asked for. Token ids travel as bytes (int32, little endian).
+Closing a stream cancels what it asked for. A decode rank that is lost before it accepted is for
+the caller to notice: prefill keeps the state and waits for the next PushTo. Token ids travel as
+bytes (int32, little endian).
 """
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from cluster.request import Request as Request
+from cluster.request import Sampling as Sampling
+from cluster.request import Value as Value
+from cluster.request import pack_ids as pack_ids
+from cluster.request import unpack_ids as unpack_ids
 
 PROTOCOL_VERSION = 1
 
 Role = Literal["prefill", "decode"]
 FinishReason = Literal["stop", "length"]
-
-
-class Value(BaseModel):
-    """A frozen value; unknown fields are an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-def pack_ids(ids: Sequence[int]) -> bytes:
-    """Token ids as int32 little endian; OverflowError for an id that does not fit."""
-    return array("i", ids).tobytes()
-
-
-def unpack_ids(data: bytes) -> list[int]:
-    return list(array("i", data))
-
-
-# ------------------------------------------------------------------ what a request is
-
-
-class Sampling(Value):
-    """How tokens are chosen. A missing seed is drawn once by the caller, never by a rank."""
-
-    temperature: float = Field(default=0.0, ge=0.0, le=100.0, allow_inf_nan=False)
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    max_tokens: int = Field(default=16, ge=1)
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_stop: bool = False
-
-
-class Request(Value):
-    """One generation: the prompt, and what earlier attempts have already emitted.
-
-    `output` is kept apart from `prompt`: usage, penalties and limits depend on the border. A rank
-    prefills prompt + output and goes on with the token of index len(output).
-    """
-
-    request_id: str = Field(min_length=1, max_length=128)
-    prompt: bytes = Field(repr=False)
-    output: bytes = Field(default=b"", repr=False)
-    sampling: Sampling = Sampling()
-
-    @property
-    def token_ids(self) -> list[int]:
-        """Prompt and output so far: what a prefill runs."""
-        return unpack_ids(self.prompt + self.output)
-
-    @property
-    def prompt_length(self) -> int:
-        return len(self.prompt) // 4
-
-    @property
-    def output_length(self) -> int:
-        return len(self.output) // 4
-
-    @property
-    def longest(self) -> int:
-        """Positions that the request can ever use."""
-        return self.prompt_length + self.sampling.max_tokens
-
-    def resume_after(self, emitted: Sequence[int]) -> Request:
-        """The same request when the caller has already got the tokens `emitted`."""
-        return self.model_copy(update={"output": pack_ids(emitted)})
 
 
 # ------------------------------------------------------------------ who a process is
@@ -168,6 +112,7 @@ class Route(Value):
     length: int  # tokens to prefill
     longest: int  # positions to reserve
     avoid: tuple[str, ...] = ()  # incarnations that this request has lost
+    decode_only: bool = False  # a prefill rank has it already; only its place is sought
 
 
 class Routed(Value):
@@ -276,9 +221,12 @@ class HandedOver(Value):
     push_s: float  # seconds in gather and write
     tail_s: float  # from the end of the last chunk to Accepted
     path: str  # which transport carried it, e.g. "nixl/UCX"
+    reservation: str = ""  # which one; there may have been others before it
 
 
 class Cancel(Value):
+    """The sender of this gives up what the stream is about."""
+
     kind: Literal["cancel"] = "cancel"
 
 
@@ -308,6 +256,12 @@ class OpenPush(Value):
     length: int  # positions whose state will have been pushed at Commit
 
 
+class PushOpened(Value):
+    """The reservation waits for this sender alone; its segment may be written from now on."""
+
+    kind: Literal["push_opened"] = "push_opened"
+
+
 class Span(Value):
     """Rows `start` .. `stop` - 1 of one field of one layer, packed, in row order.
 
@@ -322,7 +276,10 @@ class Span(Value):
 
 
 class Pushed(Value):
-    """Push number `seq` is in its cell: the spans lie one after another from its start."""
+    """Push number `seq` is in its cell: the spans lie one after another from its start.
+
+    Each begins at a multiple of 8 bytes (kv_transfer/staging.py).
+    """
 
     kind: Literal["pushed"] = "pushed"
     seq: int
@@ -389,6 +346,7 @@ WireMessage = Annotated[
     | Connect
     | Connected
     | OpenPush
+    | PushOpened
     | Pushed
     | Unpacked
     | Commit

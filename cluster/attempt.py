@@ -1,0 +1,255 @@
+"""One try of a request: prefill, a place to decode, the handoff, the tokens.
+
+    Started      from prefill: seek a place, beside everything else
+    Found        a reservation: tell prefill where to push
+    Tokens       the first from prefill, at once; all later ones from decode
+    HandedOver   decode has accepted; prefill is no longer needed
+    a loss       decode before it accepted: seek another place for the same state. Anything else
+                 ends the attempt.
+
+Knows nothing of other attempts; what lasts longer is in the journey.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from functools import partial
+
+from cluster.config import GenerationSection
+from cluster.errors import ClusterError, Draining, NoRoom, ProtocolError, WorkerLost, revive
+from cluster.journey import Journey
+from cluster.legs import Found, Left, Leg, LegEvent, Legs, NotFound, Said
+from cluster.lifecycle import (
+    Begun,
+    Decoding,
+    PlaceLost,
+    Placing,
+    Prefilling,
+    Pushing,
+    RoomFound,
+    SentToDecode,
+    SentToPrefill,
+    TakenOver,
+)
+from cluster.messages import (
+    Endpoint,
+    Failed,
+    Generate,
+    HandedOver,
+    Prefill,
+    PushTo,
+    Reserved,
+    Routed,
+    Started,
+    Tokens,
+    WireMessage,
+)
+from cluster.place_search import PlaceSearch
+from cluster.routes import Routes
+from cluster.token_order import Delta, TokenOrder
+from cluster.wire import Peers
+
+
+class Attempt:
+    def __init__(
+        self,
+        journey: Journey,
+        route: Routed,
+        peers: Peers,
+        routes: Routes,
+        settings: GenerationSection,
+    ) -> None:
+        self._journey = journey
+        self._route = route
+        self._peers = peers
+        self._routes = routes
+        self._settings = settings
+        self._request = journey.remaining()
+        self._order = TokenOrder(
+            first=self._request.output_length,
+            limit=self._request.sampling.max_tokens,
+            colocated=route.prefill is None,
+        )
+        self._legs = Legs(peers)
+        self._prefill: Leg | None = None
+        self._decode: Leg | None = None
+        self._places_lost = 0
+
+    async def run(self) -> AsyncGenerator[Delta, None]:
+        """To the last token, or to the error that ends it. Leaving it closes every leg at once."""
+        async with self._legs:
+            await self._dispatch()
+            while True:
+                match await self._next():
+                    case Said(leg, Tokens() as tokens):
+                        for delta in self._in_order(leg, tokens):
+                            yield delta
+                            if delta.finish is not None:
+                                return
+                    case Said(leg, Failed() as failed):
+                        error = revive(failed.error, failed.message, failed.retry_after_s)
+                        self._on_loss(leg, error)
+                    case Said(leg, message):
+                        self._on_message(leg, message)
+                    case Found(leg, reserved):
+                        await self._push_to(leg, reserved)
+                    case Left(leg, lost):
+                        self._on_left(leg, lost)
+                    case NotFound(error):
+                        raise error
+
+    async def _dispatch(self) -> None:
+        attempt, prefill, decode = self._journey.attempt, self._route.prefill, self._route.decode
+        if prefill is None:
+            self._decode = await self._open(
+                decode, Generate(request=self._request, attempt=attempt)
+            )
+            self._journey.advance(SentToDecode(decode))
+        else:
+            self._prefill = await self._open(
+                prefill, Prefill(request=self._request, attempt=attempt)
+            )
+            self._journey.advance(SentToPrefill(prefill))
+
+    async def _open(self, endpoint: Endpoint, first: WireMessage) -> Leg:
+        try:
+            return await self._legs.open(endpoint, first)
+        except WorkerLost:
+            self._journey.avoid(endpoint)
+            raise
+
+    async def _next(self) -> LegEvent:
+        """The last guard: a rank that lives but says nothing for step_timeout_s is lost to us."""
+        searching = isinstance(self._journey.state, Placing)  # which has a deadline of its own
+        limit_s = None if searching else self._settings.step_timeout_s
+        try:
+            return await self._legs.next(limit_s)
+        except TimeoutError:
+            silent = self._needed()
+            for endpoint in silent:
+                self._journey.avoid(endpoint)
+            names = " and ".join(endpoint.name for endpoint in silent)
+            raise WorkerLost(f"{names} said nothing for {limit_s:g} s") from None
+
+    def _needed(self) -> tuple[Endpoint, ...]:
+        match self._journey.state:
+            case Prefilling(prefill):
+                return (prefill,)
+            case Pushing(prefill, decode):
+                return (prefill, decode)
+            case Decoding(decode):
+                return (decode,)
+            case state:
+                raise AssertionError(f"nobody is waited for in {state}")
+
+    # ------------------------------------------------------------ what ranks say
+
+    def _in_order(self, leg: Leg, tokens: Tokens) -> list[Delta]:
+        if leg is self._prefill:
+            return self._order.from_prefill(tokens)
+        if isinstance(self._journey.state, Pushing):
+            self._taken_over(leg.endpoint)
+        return self._order.from_decode(tokens)
+
+    def _on_message(self, leg: Leg, message: WireMessage) -> None:
+        match message, self._journey.state:
+            case Started(queued_s=queued_s), Prefilling() | Decoding():
+                self._journey.timeline.record("started", queued_s=queued_s)
+                one_token_left = (
+                    self._request.output_length + 1 == self._request.sampling.max_tokens
+                )
+                if leg is self._prefill and not one_token_left:
+                    self._journey.advance(Begun())
+                    self._seek(self._route.decode)
+            case HandedOver(reservation=reservation), Pushing() as pushing:
+                if reservation not in ("", pushing.reservation):
+                    raise _accepted_by_a_lost_rank(leg.endpoint)
+                self._record_handoff(message)
+                self._taken_over(pushing.decode)
+            case HandedOver(), Decoding():
+                self._record_handoff(message)
+            case HandedOver(), Placing():
+                raise _accepted_by_a_lost_rank(leg.endpoint)
+            case _, state:
+                raise ProtocolError(f"{leg.endpoint.name} said {message.kind!r} in {state}")
+
+    def _taken_over(self, decode: Endpoint) -> None:
+        self._journey.advance(TakenOver())
+        self._journey.timeline.record("taken_over", decode=decode.name)
+
+    def _record_handoff(self, done: WireMessage) -> None:
+        assert isinstance(done, HandedOver)
+        self._journey.timeline.record(
+            "handed_over",
+            bytes=done.bytes_moved,
+            pushes=done.pushes,
+            push_s=done.push_s,
+            tail_s=done.tail_s,
+            path=done.path,
+        )
+
+    # ------------------------------------------------------------ losses
+
+    def _on_left(self, leg: Leg, lost: ClusterError | None) -> None:
+        if isinstance(lost, WorkerLost):
+            self._journey.avoid(leg.endpoint)
+        name = leg.endpoint.name
+        self._on_loss(leg, lost or WorkerLost(f"{name} left before the answer was complete"))
+
+    def _on_loss(self, leg: Leg, error: ClusterError) -> None:
+        """Goes on if it can, else raises `error`."""
+        state = self._journey.state
+        if leg is not self._prefill and leg is not self._decode:
+            return  # given up already
+        if leg is self._prefill and isinstance(state, Decoding) and self._order.first_is_here:
+            return  # it has done its part
+        if isinstance(error, Draining):
+            self._journey.avoid(leg.endpoint)
+        if isinstance(error, NoRoom):
+            self._journey.refused(leg.endpoint, error)
+        replaceable = leg is self._decode and isinstance(state, Pushing)
+        if not replaceable or not isinstance(error, WorkerLost | Draining):
+            raise error
+        self._places_lost += 1
+        if self._places_lost >= self._settings.max_attempts:
+            raise error
+        self._journey.advance(PlaceLost())
+        self._journey.timeline.record("place_lost", decode=leg.endpoint.name, error=str(error))
+        self._decode = None
+        self._seek(None)
+
+    # ------------------------------------------------------------ a place to decode
+
+    def _seek(self, decode: Endpoint | None) -> None:
+        search = PlaceSearch(
+            self._journey,
+            self._request,
+            self._peers,
+            self._routes,
+            self._settings.reserve_timeout_s,
+        )
+        self._legs.search(partial(search.find, decode))
+
+    async def _push_to(self, leg: Leg, reserved: Reserved) -> None:
+        assert self._prefill is not None
+        self._decode = leg
+        self._journey.advance(RoomFound(leg.endpoint, reserved.reservation))
+        self._journey.timeline.record(
+            "reserved", decode=leg.endpoint.name, reservation=reserved.reservation
+        )
+        with suppress(WorkerLost):  # then the leg's own end is on its way to us, and says why
+            await self._prefill.stream.send(
+                PushTo(
+                    reservation=reserved.reservation,
+                    segment=reserved.segment,
+                    decode=leg.endpoint,
+                )
+            )
+
+
+def _accepted_by_a_lost_rank(prefill: Endpoint) -> WorkerLost:
+    return WorkerLost(
+        f"{prefill.name} has handed over to a decode worker that was lost since; the state is gone "
+        "and the prompt will be prefilled again"
+    )

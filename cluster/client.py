@@ -1,0 +1,194 @@
+"""A Python program's handle on a running cluster: token ids in, token ids out, as they come.
+
+    async with await Client.from_ray() as client:
+        async for delta in client.generate(prompt_token_ids, max_tokens=64): ...
+
+    with SyncClient.from_ray() as client:
+        for delta in client.generate(prompt_token_ids, max_tokens=64): ...
+
+Leaving the loop early (break, del, a cancelled task) cancels the request on every rank.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
+from types import TracebackType
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from cluster.config import ClusterConfig
+from cluster.errors import BadRequest
+from cluster.generation import Caller, Delta, Timeline
+from cluster.messages import Address, Member, Request, Sampling, pack_ids
+from cluster.router_link import FindRouter
+
+T = TypeVar("T")
+
+
+def build_request(
+    prompt_token_ids: Sequence[int],
+    *,
+    max_tokens: int = 16,
+    temperature: float = 0.0,
+    seed: int | None = None,
+    stop_token_ids: Sequence[int] = (),
+    ignore_stop: bool = False,
+    request_id: str | None = None,
+) -> Request:
+    """BadRequest names the value that cannot be. A missing seed is drawn here, once."""
+    try:
+        return Request(
+            request_id=request_id or f"req-{secrets.token_hex(12)}",
+            prompt=pack_ids(prompt_token_ids),
+            sampling=Sampling(
+                temperature=temperature,
+                seed=secrets.randbits(63) if seed is None else seed,
+                max_tokens=max_tokens,
+                stop_token_ids=tuple(stop_token_ids),
+                ignore_stop=ignore_stop,
+            ),
+        )
+    except ValidationError as error:
+        problem = error.errors()[0]
+        raise BadRequest(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
+    except (OverflowError, TypeError) as error:
+        raise BadRequest(f"prompt: {error}") from error
+
+
+class Client:
+    """For asyncio programs; belongs to the event loop in which it is used."""
+
+    def __init__(self, caller: Caller) -> None:
+        self._caller = caller
+
+    @classmethod
+    async def from_ray(cls, app: str = "tandem", config: ClusterConfig | None = None) -> Client:
+        """The application of that name in the Ray cluster that this program is connected to."""
+        from cluster.ray_services import ApplicationKeys
+
+        keys = ApplicationKeys(app)
+        secret = await asyncio.to_thread(keys.secret)
+        return cls(Caller(config or ClusterConfig(), secret, keys.find_router))
+
+    @classmethod
+    def connect(
+        cls, router: Address | FindRouter, secret: bytes, config: ClusterConfig | None = None
+    ) -> Client:
+        """A cluster whose router listens there, or is found by that coroutine."""
+
+        async def there() -> Address | None:
+            assert isinstance(router, Address)
+            return router
+
+        find_router = there if isinstance(router, Address) else router
+        return cls(Caller(config or ClusterConfig(), secret, find_router))
+
+    def generate(
+        self, prompt_token_ids: Sequence[int], *, timeline: Timeline | None = None, **sampling: Any
+    ) -> AsyncGenerator[Delta, None]:
+        """Streams tokens; keywords are those of build_request(). Raises one ClusterError."""
+        return self._caller.generate(build_request(prompt_token_ids, **sampling), timeline)
+
+    def members(self) -> tuple[Member, ...]:
+        return self._caller.members()
+
+    async def close(self) -> None:
+        await self._caller.close()
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class SyncClient:
+    """For programs without an event loop; one of its own runs in a thread."""
+
+    def __init__(self, make: Coroutine[None, None, Client]) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="tandem-client", daemon=True
+        )
+        self._thread.start()
+        try:
+            self._client = self._wait(make)
+        except BaseException:
+            self._stop()
+            raise
+
+    @classmethod
+    def from_ray(cls, app: str = "tandem", config: ClusterConfig | None = None) -> SyncClient:
+        return cls(Client.from_ray(app, config))
+
+    @classmethod
+    def connect(
+        cls, router: Address | FindRouter, secret: bytes, config: ClusterConfig | None = None
+    ) -> SyncClient:
+        async def make() -> Client:
+            return Client.connect(router, secret, config)
+
+        return cls(make())
+
+    def generate(
+        self, prompt_token_ids: Sequence[int], *, timeline: Timeline | None = None, **sampling: Any
+    ) -> Generator[Delta, None, None]:
+        """As Client.generate(), for a plain for loop."""
+        deltas = self._client.generate(prompt_token_ids, timeline=timeline, **sampling)
+        return self._drive(deltas)
+
+    def close(self) -> None:
+        self._wait(self._loop.shutdown_asyncgens())  # requests that nobody has read to their end
+        self._wait(self._client.close())
+        self._stop()
+
+    def __enter__(self) -> SyncClient:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _drive(self, deltas: AsyncGenerator[Delta, None]) -> Generator[Delta, None, None]:
+        one_at_a_time = asyncio.Lock()  # an interrupted step has to end before the closing
+
+        async def following() -> Delta | None:
+            async with one_at_a_time:
+                return await anext(deltas, None)
+
+        async def leaving() -> None:
+            async with one_at_a_time:
+                await deltas.aclose()
+
+        try:
+            while (delta := self._wait(following())) is not None:
+                yield delta
+        finally:
+            if not self._loop.is_closed():
+                self._wait(leaving())
+
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # of a KeyboardInterrupt here, the loop knows nothing
+            raise
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()

@@ -1,0 +1,116 @@
+"""Seeks a decode rank with room for one request, while its prompt is being prefilled."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cluster.errors import (
+    ClusterError,
+    Draining,
+    NoRoom,
+    ProtocolError,
+    Unavailable,
+    WorkerLost,
+    revive,
+)
+from cluster.journey import Journey
+from cluster.legs import Found, Leg
+from cluster.messages import (
+    DrainingNow,
+    Endpoint,
+    Failed,
+    NoRoomNow,
+    Request,
+    Reserve,
+    Reserved,
+    Route,
+    Routed,
+)
+from cluster.routes import Routes
+from cluster.wire import Peers
+
+
+class PlaceSearch:
+    """One search of one attempt. A full or draining rank costs no attempt."""
+
+    def __init__(
+        self, journey: Journey, request: Request, peers: Peers, routes: Routes, within_s: float
+    ) -> None:
+        self._journey = journey
+        self._request = request
+        self._peers = peers
+        self._routes = routes
+        self._within_s = within_s
+        self._full: dict[str, float] = {}  # incarnation: when to ask it again, in seconds
+        self._retry_after_s: float | None = None
+
+    async def find(self, decode: Endpoint | None) -> Found:
+        """A reservation on `decode`, or on any other rank as soon as one has room.
+
+        Unavailable when none has had any for so long. Cancelled: a pending Reserve is withdrawn.
+        """
+        try:
+            async with asyncio.timeout(self._within_s):
+                while True:
+                    decode = decode or await self._another()
+                    try:
+                        return await self._reserve(decode)
+                    except NoRoom as refusal:
+                        self._full[decode.incarnation] = refusal.retry_after_s or 0.0
+                        self._refused(decode, refusal)
+                    except (Draining, WorkerLost) as refusal:
+                        self._journey.avoid(decode)
+                        self._refused(decode, refusal)
+                    decode = None
+        except TimeoutError:
+            raise Unavailable(
+                f"{self._request.request_id}: no decode worker had room within "
+                f"{self._within_s:g} s; try again later",
+                retry_after_s=self._retry_after_s,
+            ) from None
+
+    async def _another(self) -> Endpoint:
+        """One that has not refused yet; when all have, those that are full once more."""
+        while True:
+            news = self._routes.news
+            route = Route(
+                request_id=self._request.request_id,
+                length=0,
+                longest=self._request.longest,
+                avoid=(*self._journey.avoided(), *self._full),
+                decode_only=True,
+            )
+            answer = await self._routes.ask(route)
+            if isinstance(answer, Routed):
+                return answer.decode
+            self._retry_after_s = min(self._full.values(), default=answer.retry_after_s)
+            if self._full:
+                await asyncio.sleep(self._retry_after_s)
+                self._full.clear()
+            else:
+                await self._routes.wait(news, self._retry_after_s)
+
+    async def _reserve(self, decode: Endpoint) -> Found:
+        """NoRoom or Draining when it says so; any other error that it has with the request."""
+        reserve = Reserve(request=self._request, attempt=self._journey.attempt)
+        stream = await self._peers.open(decode, reserve)
+        try:
+            match await stream.receive():
+                case Reserved() as reserved:
+                    return Found(Leg(decode, stream), reserved)
+                case NoRoomNow(retry_after_s=retry_after_s):
+                    raise NoRoom(f"{decode.name} is full", retry_after_s=retry_after_s)
+                case DrainingNow():
+                    raise Draining(f"{decode.name} takes no new work")
+                case Failed() as failed:
+                    raise revive(failed.error, failed.message, failed.retry_after_s)
+                case None:
+                    raise WorkerLost(f"{decode.name} left a Reserve without an answer")
+                case other:
+                    raise ProtocolError(f"{decode.name} answered Reserve with {other.kind!r}")
+        except BaseException:
+            await stream.close()
+            raise
+
+    def _refused(self, decode: Endpoint, refusal: ClusterError) -> None:
+        self._journey.timeline.record("refused", decode=decode.name, why=str(refusal))

@@ -1,0 +1,94 @@
+"""Chooses ranks. Pure: load snapshots in, a choice out, or why there is none; it calls nobody.
+
+Pools are small, so all their ranks are in view. Ties go to the lower name, so that equal inputs
+give equal choices wherever this runs: in the router, in a caller whose router is away, in a
+simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cluster.config import RouterSection
+from cluster.membership import Roster, blocks_of
+from cluster.messages import Endpoint, Load, Member, NoWorkers, Role, Route, Routed
+
+
+def decide(
+    roster: Roster, route: Route, settings: RouterSection
+) -> tuple[Routed | NoWorkers, Roster]:
+    """The choice, and the roster with the request charged to the chosen ranks."""
+    answer = choose(
+        roster, route, colocated=settings.colocated, retry_after_s=settings.retry_after_s
+    )
+    return answer, roster.charge(route, answer) if isinstance(answer, Routed) else roster
+
+
+def choose(
+    roster: Roster, route: Route, *, colocated: bool, retry_after_s: float
+) -> Routed | NoWorkers:
+    """The prefill rank with the fewest queued tokens and the decode rank with the fewest requests.
+
+    Ranks with room come before full ones; a full one is still a choice, because only the rank
+    itself knows when it will have room. `colocated`: a decode rank alone does it all.
+    """
+    prefill: Endpoint | None = None
+    if not colocated and not route.decode_only:
+        prefill = _first("prefill", roster, route, _room_to_prefill)
+        if prefill is None:
+            return NoWorkers(
+                message=_why_not("prefill", roster, route), retry_after_s=retry_after_s
+            )
+    decode = _first("decode", roster, route, _room_to_decode)
+    if decode is None:
+        return NoWorkers(message=_why_not("decode", roster, route), retry_after_s=retry_after_s)
+    return Routed(prefill=prefill, decode=decode)
+
+
+def _first(
+    role: Role, roster: Roster, route: Route, has_room: Callable[[Load, Route], bool]
+) -> Endpoint | None:
+    """Of those who may take it the first with room, else the first."""
+    full: Endpoint | None = None
+    for member in roster.pool(role):
+        if (
+            member.draining
+            or member.endpoint.incarnation in route.avoid
+            or _too_long(member, route)
+        ):
+            continue
+        if has_room(member.load, route):
+            return member.endpoint
+        full = full or member.endpoint
+    return full
+
+
+def _room_to_prefill(load: Load, route: Route) -> bool:
+    return load.free_blocks >= blocks_of(route.length, load)
+
+
+def _room_to_decode(load: Load, route: Route) -> bool:
+    return load.free_slots > 0 and load.free_blocks >= blocks_of(route.longest, load)
+
+
+def _too_long(member: Member, route: Route) -> bool:
+    return route.longest > member.load.max_length > 0
+
+
+def _why_not(role: Role, roster: Roster, route: Route) -> str:
+    pool = list(roster.pool(role))
+    if not pool:
+        return f"no {role} worker is up"
+    reasons = []
+    draining = sum(member.draining for member in pool)
+    lost = sum(member.endpoint.incarnation in route.avoid for member in pool)
+    short = [member.load.max_length for member in pool if _too_long(member, route)]
+    if draining:
+        reasons.append(f"{draining} draining")
+    if lost:
+        reasons.append(f"{lost} avoided by this request")
+    if short:
+        reasons.append(
+            f"{len(short)} for at most {max(short)} tokens where {route.longest} are asked"
+        )
+    return f"no {role} worker can take it: {len(pool)} up, of these {', '.join(reasons)}"

@@ -1,0 +1,111 @@
+"""The router: ranks report to it, callers ask it where to go. Everything it knows is soft.
+
+A restarted router knows all again within one report_s. No request's stream goes through it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from cluster.config import ClusterConfig
+from cluster.errors import ProtocolError
+from cluster.membership import Roster
+from cluster.messages import (
+    Address,
+    Hello,
+    Member,
+    Membership,
+    NoWorkers,
+    Report,
+    Route,
+    Routed,
+    Watch,
+    WireMessage,
+)
+from cluster.policy import decide
+from cluster.wire import Identity, Server, Stream, new_incarnation, serve
+
+
+class Router:
+    """A server of Report, Route and Watch on a socket of its own."""
+
+    def __init__(self, config: ClusterConfig, secret: bytes) -> None:
+        self.incarnation = new_incarnation()
+        self._config = config
+        self._identity = Identity("router", self.incarnation, secret)
+        self._roster = Roster()
+        self._reports: dict[str, Stream] = {}  # by incarnation: who speaks for it
+        self._news = asyncio.Event()  # set, and replaced, when the roster changes its shape
+
+    async def start(self) -> Address:
+        """Listen on any free port; returns where."""
+        self._server: Server = await serve(self._converse, self._identity, self._config.wire)
+        self._watchman = asyncio.get_running_loop().create_task(self._expire())
+        return self._server.address
+
+    async def stop(self) -> None:
+        self._watchman.cancel()
+        await asyncio.gather(self._watchman, return_exceptions=True)
+        await self._server.close()
+
+    def members(self) -> tuple[Member, ...]:
+        """Ranks heard of within the detection time, draining ones included."""
+        return self._roster.members
+
+    def route(self, route: Route) -> Routed | NoWorkers:
+        """The policy's choice, which counts as load of the chosen ranks until they next report."""
+        answer, self._roster = decide(self._roster, route, self._config.router)
+        return answer
+
+    async def _converse(self, stream: Stream, first: WireMessage, peer: Hello) -> None:
+        match first:
+            case Route():
+                await stream.send(self.route(first))
+            case Report():
+                await self._listen(stream, first)
+            case Watch():
+                await self._show(stream)
+            case _:
+                raise ProtocolError(f"{peer.role} asked the router for {first.kind!r}")
+
+    async def _listen(self, stream: Stream, report: Report) -> None:
+        """One life of one rank, from its first report to the end of its stream."""
+        incarnation = report.member.endpoint.incarnation
+        self._reports[incarnation] = stream
+        try:
+            message: WireMessage | None = report
+            while isinstance(message, Report):
+                self._become(self._roster.hear(message.member, self._now()))
+                message = await stream.receive()
+        finally:
+            if self._reports.get(incarnation) is stream:  # else it reports on a newer connection
+                del self._reports[incarnation]
+                self._become(self._roster.forget(incarnation))
+
+    async def _show(self, stream: Stream) -> None:
+        """The whole membership: on every change of shape at once, new loads every report_s."""
+        shown: Roster | None = None
+        while not stream.closed:
+            news = self._news
+            if self._roster is not shown:
+                shown = self._roster
+                await stream.send(Membership(members=shown.members))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._config.router.report_s):
+                    await news.wait()
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.wire.heartbeat_s)
+            self._become(self._roster.expire(self._now(), self._config.wire.t_detect_s))
+
+    def _become(self, roster: Roster) -> None:
+        changed = roster.shape != self._roster.shape
+        self._roster = roster
+        if changed:
+            self._news.set()
+            self._news = asyncio.Event()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
