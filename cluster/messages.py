@@ -67,6 +67,7 @@ class Load(Value):
     free_slots: int = 0
     max_length: int = 0  # longest sequence it serves
     block_tokens: int = 0
+    vocab_size: int = 0  # token ids from here on mean nothing to its model
 
 
 class Member(Value):
@@ -203,13 +204,24 @@ class PushTo(Value):
     decode: Endpoint
 
 
+class TokenLogprobs(Value):
+    """What the model itself thought of a token: natural logarithms of its own probabilities."""
+
+    logprob: float  # of the token
+    top: tuple[tuple[int, float], ...] = ()  # (id, logprob): the likeliest at its place, best first
+
+
 class Tokens(Value):
-    """Tokens of a request from index `first` on; `finish` comes with the last of them."""
+    """Tokens of a request from index `first` on; `finish` comes with the last of them.
+
+    `logprobs` has one entry a token if the request asks for them, else none at all.
+    """
 
     kind: Literal["tokens"] = "tokens"
     first: int
     token_ids: tuple[int, ...]
     finish: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class HandedOver(Value):

@@ -1,0 +1,23 @@
+"""Which rows run in the next step: every answer's next row, and some of the prompts' rows.
+
+Pure; it runs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.schedule import Grant, Progress, fill, isolated
+
+
+def schedule(requests: Sequence[Progress], *, chunk_tokens: int, max_rows: int) -> list[Grant]:
+    """One row for each of at most `max_rows` answers; at most `chunk_tokens` rows of prompts.
+
+    Answers take turns when there are more of them than rows. A prompt here is local work: a
+    colocated request, or one that is computed again.
+    """
+    answers = [request for request in requests if request.remaining == 1]
+    prompts = [request for request in requests if request.remaining > 1]
+    answers.sort(key=lambda request: request.turn)
+    together = fill(answers, max_rows) + fill(prompts, chunk_tokens)
+    return isolated(requests, chunk_tokens) or together

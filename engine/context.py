@@ -1,0 +1,101 @@
+"""All that the choice of a request's next token depends on, besides its logits.
+
+A function of the request's own ids: on whichever rank and after whichever failover it is built,
+it says the same. What never changes is made into tensors once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from cluster.messages import Request, unpack_ids
+
+
+class Context:
+    """`token_ids` are prompt and output so far, of all attempts; the list may go on growing.
+
+    `stop_ids` are those that would end the answer.
+    """
+
+    def __init__(
+        self, request: Request, token_ids: Sequence[int], stop_ids: frozenset[int] = frozenset()
+    ) -> None:
+        self.request = request
+        self.sampling = request.sampling
+        self._token_ids = token_ids
+        self._stop_ids = tuple(stop_ids)
+
+    @property
+    def position(self) -> int:
+        """The one that the next token will take."""
+        return len(self._token_ids)
+
+    @property
+    def output(self) -> Sequence[int]:
+        return self._token_ids[self.request.prompt_length :]
+
+    # ---------------------------------------------------------------- what has to be done
+
+    @cached_property
+    def changes_logits(self) -> bool:
+        """Whether logits.change() has anything to do, for this token or a later one."""
+        sampling = self.sampling
+        return self.penalises or bool(
+            sampling.logit_bias
+            or sampling.bad_words
+            or sampling.allowed_token_ids is not None
+            or sampling.min_tokens
+        )
+
+    @cached_property
+    def penalises(self) -> bool:
+        sampling = self.sampling
+        return (
+            sampling.repetition_penalty != 1.0
+            or sampling.presence_penalty != 0.0
+            or sampling.frequency_penalty != 0.0
+        )
+
+    @cached_property
+    def takes_the_best(self) -> bool:
+        """Greedy, and nothing changes the logits: the fast path."""
+        return self.sampling.temperature == 0.0 and not self.changes_logits
+
+    # ---------------------------------------------------------------- token ids in the options
+
+    @cached_property
+    def prompt_ids(self) -> Tensor:
+        """[distinct ids of the prompt]"""
+        return _ids(sorted(set(unpack_ids(self.request.prompt))))
+
+    @cached_property
+    def bias(self) -> tuple[Tensor, Tensor]:
+        """Ids, and what is added to the logit of each, float64."""
+        ids = _ids([token for token, _ in self.sampling.logit_bias])
+        added = [bias for _, bias in self.sampling.logit_bias]
+        return ids, torch.tensor(added, dtype=torch.float64)
+
+    @cached_property
+    def allowed(self) -> Tensor | None:
+        allowed = self.sampling.allowed_token_ids
+        return None if allowed is None else _ids(allowed)
+
+    def forbidden(self) -> list[int]:
+        """Ids that must not come next: they would complete a bad word, or stop too early."""
+        output = self.output
+        ids = [
+            last
+            for *others, last in self.sampling.bad_words
+            if not others or list(output[-len(others) :]) == others
+        ]
+        if len(output) < self.sampling.min_tokens:
+            ids += self._stop_ids
+        return ids
+
+
+def _ids(ids: Sequence[int]) -> Tensor:
+    return torch.tensor(ids, dtype=torch.int64)

@@ -1,0 +1,171 @@
+"""The step loop as asyncio sees it: a run is entered, watched and left. Knows no sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from cluster.errors import WorkerLost
+from cluster.messages import Request
+from engine.request import Broken, End, Removed, Running, stop_ids
+from engine.schedule import Schedule
+from engine.step_loop import Execute, News, StepLoop
+from kv_transfer.blocks import Lease
+
+logger = logging.getLogger(__name__)
+
+STOP_TIMEOUT_S = 10.0  # for the step in progress; the thread dies with the process anyway
+
+
+@dataclass(frozen=True)
+class Health:
+    """`stuck_s`: how long nothing has moved while something was to be done."""
+
+    alive: bool
+    pending: int
+    steps: int
+    stuck_s: float
+
+
+class Run:
+    """One request's way through the engine, as far as it has been told; grows until `end`."""
+
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._changed = asyncio.Event()
+        self.started = False
+        self.done = running.done  # positions whose state is final in the blocks
+        self.new_ids: list[int] = []
+        self.end: End | None = None
+        self.ended_at = 0.0
+
+    @property
+    def remaining(self) -> int:
+        """Positions that are still to be computed before its next token."""
+        known = self._running.request.prompt_length + self._running.request.output_length
+        return max(0, known - self.done)
+
+    async def until(self, reached: Callable[[], bool]) -> None:
+        """Waits for what only news can bring; any number may wait."""
+        while not reached():
+            await self._changed.wait()
+
+    async def tokens(self) -> AsyncIterator[tuple[int, ...]]:
+        """All new ids, as many at a time as there are by then. Raises the engine's error."""
+        told = 0
+
+        def more() -> bool:
+            return told < len(self.new_ids)
+
+        while more() or self.end is None:
+            await self.until(lambda: more() or self.end is not None)
+            if more():
+                token_ids = tuple(self.new_ids[told:])
+                told += len(token_ids)
+                yield token_ids
+        self.raise_if_broken()
+
+    async def computed_beyond(self, done: int) -> int:
+        """Positions whose state is final, as soon as they are more than `done`."""
+        await self.until(lambda: self.done > done or self.end is not None)
+        self.raise_if_broken()
+        return self.done
+
+    def raise_if_broken(self) -> None:
+        """Also when the engine has let go of it without being asked by its owner."""
+        if isinstance(self.end, Broken):
+            raise self.end.error
+        if isinstance(self.end, Removed):
+            raise WorkerLost(f"{self._running.request.request_id}: its engine has stopped")
+
+    def hear(self, news: News) -> None:
+        self.started = True
+        self.done = max(self.done, news.done)  # computed again after a failed step: the same rows
+        if news.token is not None:
+            self.new_ids.append(news.token)
+        if news.end is not None:
+            self.end, self.ended_at = news.end, time.monotonic()
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+class Engine:
+    """Owns the loop's thread. Memory is its callers': a run only borrows its lease."""
+
+    def __init__(
+        self, *, schedule: Schedule, execute: Execute, eos_token_id: int, name: str
+    ) -> None:
+        self._loop = StepLoop(
+            schedule=schedule, execute=execute, deliver=self._deliver_later, name=name
+        )
+        self._eos_token_id = eos_token_id
+        self._runs: dict[Running, Run] = {}
+        self._asyncio = asyncio.get_running_loop()
+        self._name = name
+
+    async def __aenter__(self) -> Engine:
+        self._loop.start()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Runs that are still in it are removed; the step in progress ends first."""
+        if not await asyncio.to_thread(self._loop.stop, STOP_TIMEOUT_S):
+            logger.error("%s: the engine's step has not ended in %g s", self._name, STOP_TIMEOUT_S)
+
+    @property
+    def runs(self) -> Sequence[Run]:
+        return tuple(self._runs.values())
+
+    def health(self) -> Health:
+        pending = sum(run.end is None for run in self._runs.values())  # ended ones only wait
+        idle_s = time.monotonic() - self._loop.moved_at
+        return Health(
+            self._loop.alive, pending, self._loop.steps, max(0.0, idle_s) if pending else 0.0
+        )
+
+    @asynccontextmanager
+    async def run(
+        self, request: Request, lease: Lease, *, done: int = 0, once: bool = False
+    ) -> AsyncIterator[Run]:
+        """The request in the engine, from `done` positions on; `once` for one token only.
+
+        When the block is left, however, the engine no longer touches the lease.
+        """
+        ids = stop_ids(request, self._eos_token_id)
+        running = Running(request, lease, request.token_ids, done, once, stop_ids=ids)
+        run = self._runs[running] = Run(running)
+        if not self._loop.add(running):
+            del self._runs[running]
+            raise WorkerLost(f"the engine of {self._name} is not running")
+        try:
+            yield run
+        finally:
+            await self._leave(running, run)
+
+    async def _leave(self, running: Running, run: Run) -> None:
+        """Waits for the engine to let go, even if the waiting is cancelled meanwhile."""
+        cancelled = False
+        if run.end is None:
+            self._loop.remove(running)
+        while run.end is None:
+            try:
+                await run.until(lambda: run.end is not None)
+            except asyncio.CancelledError:
+                cancelled = True
+        del self._runs[running]
+        if cancelled:
+            raise asyncio.CancelledError
+
+    def _deliver_later(self, news: Sequence[News]) -> None:
+        try:
+            self._asyncio.call_soon_threadsafe(self._spread, news)
+        except RuntimeError:  # the asyncio side has closed its loop: nobody is left to be told
+            assert self._asyncio.is_closed()
+
+    def _spread(self, news: Sequence[News]) -> None:
+        for one in news:
+            self._runs[one.running].hear(one)

@@ -1,0 +1,224 @@
+"""One thread that turns: take commands, schedule, execute, deliver. Knows no torch, no sockets.
+
+It never dies from a request's error. A step that fails for one request alone breaks that request;
+a step that fails for several starts each of them again, alone, from its token ids: the guilty one
+fails by itself and its neighbours' answers stay right.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from cluster.errors import ClusterError, WorkerLost
+from engine.request import Broken, End, Removed, Running
+from engine.schedule import Grant, Progress, Schedule
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request's part of a step."""
+
+    running: Running
+    grant: Grant
+
+
+Outcome = int | ClusterError | None
+"""Of one request's part: its next token, its own error, or nothing yet."""
+
+Execute = Callable[[Sequence[Work]], Sequence[Outcome]]
+
+
+@dataclass(frozen=True)
+class News:
+    """What one step has changed for one request."""
+
+    running: Running
+    done: int
+    token: int | None = None
+    end: End | None = None
+
+
+Deliver = Callable[[Sequence[News]], None]
+"""Called in the loop's thread: once a step with all its news, and when a request starts."""
+
+Command = tuple[Literal["add", "remove"], Running]
+
+
+class StepLoop:
+    """Runs whatever it has been given until told to stop; parks while it has nothing to run."""
+
+    def __init__(
+        self,
+        *,
+        schedule: Schedule,
+        execute: Execute,
+        deliver: Deliver,
+        name: str,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._schedule = schedule
+        self._execute = execute
+        self._deliver = deliver
+        self._name = name
+        self._clock = clock
+        self._commands: deque[Command] = deque()
+        self._stopping = False
+        self._ended = False
+        self._wake = threading.Condition()
+        self._running: list[Running] = []  # in order of arrival
+        self._thread = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
+        self._turns = 0  # grants so far
+        self.steps = 0
+        self.moved_at = clock()  # when it last began or ended a step, or was woken
+        self.death: BaseException | None = None
+
+    # ---------------------------------------------------------------- from any thread
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def add(self, running: Running) -> bool:
+        """False when the loop has ended: the request was not taken and gets no end."""
+        return self._tell(("add", running))
+
+    def remove(self, running: Running) -> None:
+        """It leaves before the next step; a request that has left already is no error."""
+        self._tell(("remove", running))
+
+    def stop(self, timeout_s: float) -> bool:
+        """End after the step in progress; False if that has not ended in time."""
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _tell(self, command: Command) -> bool:
+        with self._wake:
+            if self._ended:
+                return False
+            self._commands.append(command)
+            self._wake.notify()
+            return True
+
+    # ---------------------------------------------------------------- in the loop's thread
+
+    def _run(self) -> None:
+        try:
+            while (commands := self._next_commands()) is not None:
+                news = self._obey(commands) + self._step()
+                self.moved_at = self._clock()
+                if news:
+                    self._deliver(news)
+        except BaseException as error:  # our own mistake: say so, and let nobody wait for it
+            logger.exception("%s: the engine's loop has died", self._name)
+            self.death = error
+        finally:
+            self._part_from_all()
+
+    def _next_commands(self) -> list[Command] | None:
+        """Parks until there is something to do; None when told to stop."""
+        with self._wake:
+            while not (self._stopping or self._commands or self._running):
+                self._wake.wait()
+            self.moved_at = self._clock()
+            if self._stopping:
+                return None
+            commands = list(self._commands)
+            self._commands.clear()
+            return commands
+
+    def _obey(self, commands: Sequence[Command]) -> list[News]:
+        news = []
+        for verb, running in commands:
+            if verb == "add":
+                self._running.append(running)
+            elif running in self._running:
+                self._running.remove(running)
+                news.append(News(running, running.done, end=Removed()))
+        return news
+
+    def _step(self) -> list[News]:
+        grants = self._schedule(
+            [
+                Progress(index, one.done, len(one.token_ids), one.turn, one.alone)
+                for index, one in enumerate(self._running)
+            ]
+        )
+        if not grants:
+            return []
+        work = [Work(self._running[grant.index], grant) for grant in grants]
+        self._announce([one.running for one in work if not one.running.started])
+        for one in work:
+            self._turns += 1
+            one.running.turn = self._turns
+        try:
+            outcomes: Sequence[Outcome] = self._execute(work)
+        except Exception as error:
+            news = self._blame(work, error)
+        else:
+            news = [self._account(*pair) for pair in zip(work, outcomes, strict=True)]
+        self.steps += 1
+        gone = {id(one.running) for one in news if one.end is not None}
+        self._running = [running for running in self._running if id(running) not in gone]
+        return news
+
+    def _announce(self, starting: Sequence[Running]) -> None:
+        """Said before the step: a place for the state is found while the first chunk runs."""
+        for running in starting:
+            running.started = True
+        if starting:
+            self._deliver([News(running, running.done) for running in starting])
+
+    def _account(self, work: Work, outcome: Outcome) -> News:
+        running = work.running
+        if isinstance(outcome, ClusterError):
+            return News(running, running.done, end=Broken(outcome))
+        running.done = work.grant.start + work.grant.count
+        if outcome is None:
+            return News(running, running.done)
+        running.alone = False
+        return News(running, running.done, outcome, running.append(outcome))
+
+    def _blame(self, work: Sequence[Work], error: Exception) -> list[News]:
+        logger.error("%s: a step of %d requests failed", self._name, len(work), exc_info=error)
+        if len(work) > 1:
+            for one in work:
+                one.running.restart_alone()
+            return []
+        running = work[0].running
+        what = f"{type(error).__name__}: {error}"
+        broken = Broken(
+            ClusterError(
+                f"{running.request.request_id}: the engine of {self._name} failed on it ({what}); "
+                "other requests go on"
+            )
+        )
+        return [News(running, running.done, end=broken)]
+
+    def _part_from_all(self) -> None:
+        """Every request ever given to the loop gets its end, also when the loop ends first."""
+        with self._wake:
+            self._ended = True
+            added = [running for verb, running in self._commands if verb == "add"]
+            self._commands.clear()
+        left = self._running + added
+        self._running = []
+        end: End = Removed()
+        if self.death is not None:
+            end = Broken(WorkerLost(f"the engine of {self._name} has died: {self.death!r}"))
+        if left:
+            self._deliver([News(running, running.done, end=end) for running in left])

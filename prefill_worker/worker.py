@@ -1,0 +1,147 @@
+"""A prefill rank: runs prompts, says the first token, and brings the state where it is wanted.
+
+It never chooses a decode rank and never retries: its caller does. A prompt's lease lasts until
+decode has accepted the state, or until the caller has gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from typing import ClassVar
+
+from cluster.config import EngineSection
+from cluster.errors import ClusterError, Draining, ProtocolError, TransferError, WorkerLost
+from cluster.messages import (
+    Hello,
+    Prefill,
+    PushTo,
+    Request,
+    Role,
+    Started,
+    Tokens,
+    WireMessage,
+)
+from cluster.wire import Stream
+from engine.rank import Rank
+from engine.request import Finished, check
+from engine.schedule import Schedule
+from engine.tasks import beside, while_wanted
+from prefill_worker.push import Outlet, Prompt
+from prefill_worker.scheduler import schedule
+from prefill_worker.sender import Sender
+
+Places = asyncio.Queue[PushTo]
+"""Where the caller wants one prompt's state, the newest last."""
+
+
+class PrefillRank(Rank):
+    role: ClassVar[Role] = "prefill"
+
+    @property
+    def section(self) -> EngineSection:
+        return self.config.prefill.engine
+
+    @property
+    def schedule(self) -> Schedule:
+        return partial(schedule, chunk_tokens=self.section.chunk_tokens)
+
+    @asynccontextmanager
+    async def transfers(self) -> AsyncIterator[None]:
+        self._homeless_blocks = 0  # of prompts that are done but not handed over
+        outlet = Outlet(
+            slab=self.slab,
+            fields=self.fields,
+            transport=self.transport,
+            cell_bytes=self.config.transfer.cell_bytes,
+            cells=self.config.transfer.cells,
+        )
+        async with Sender(
+            outlet=outlet, peers=self.peers, wire_form=self.wire_form
+        ) as self._sender:
+            yield
+
+    def status(self) -> dict[str, object]:
+        return super().status() | {
+            "paired_with": self._sender.paired_with,
+            "homeless_blocks": self._homeless_blocks,
+        }
+
+    def may_admit(self) -> bool:
+        """No new prompt while half the blocks wait for a place: decode is the bottleneck then."""
+        return self._homeless_blocks * 2 <= self.section.num_blocks
+
+    async def answer(self, stream: Stream, first: WireMessage, peer: Hello) -> None:
+        if not isinstance(first, Prefill):
+            raise ProtocolError(f"{self.name} is a prefill rank; it cannot answer {first.kind}")
+        request = first.request
+        if self.draining:
+            raise Draining(f"{self.name} takes no new prompts; ask for another worker")
+        check(request, self.limits, held=len(request.token_ids))
+        places: Places = asyncio.Queue()
+
+        def hear(message: WireMessage) -> None:
+            if not isinstance(message, PushTo):
+                raise ProtocolError(f"{message.kind} does not belong to a prefill")
+            places.put_nowait(message)
+
+        await while_wanted(stream, self._prefill(stream, request, places), hear)
+
+    async def _prefill(self, stream: Stream, request: Request, places: Places) -> None:
+        """The life of one prompt here: queued, computed, answered, handed over."""
+        queued_at = time.monotonic()
+        length = len(request.token_ids)
+        async with (
+            self.admission.lease(length) as lease,
+            self.engine.run(request, lease, once=True) as run,
+        ):
+            await run.until(lambda: run.started)
+            await stream.send(Started(queued_s=time.monotonic() - queued_at))
+            prompt = Prompt(request.request_id, length, lease, run)
+            async with beside(self._hand_over(stream, prompt, places)) as handing_over:
+                await run.until(lambda: run.end is not None)
+                run.raise_if_broken()
+                index, token_ids = request.output_length, tuple(run.new_ids)
+                if isinstance(run.end, Finished):  # with its first token: nobody continues it
+                    finish = run.end.reason
+                    await stream.send(Tokens(first=index, token_ids=token_ids, finish=finish))
+                    return
+                await stream.send(Tokens(first=index, token_ids=token_ids))
+                with self._homeless(len(lease.block_ids)):
+                    await handing_over
+
+    async def _hand_over(self, stream: Stream, prompt: Prompt, places: Places) -> None:
+        """Until some decode rank has accepted the state; while none has, the state stays here."""
+        place = await places.get()
+        while True:
+            try:
+                handed_over = await self._sender.push(prompt, place)
+            except (WorkerLost, TransferError) as error:
+                place = await self._another_place(places, error)
+            else:
+                await stream.send(handed_over)
+                return
+
+    async def _another_place(self, places: Places, lost: ClusterError) -> PushTo:
+        """The caller hears of the loss from the decode rank's side and seeks another one.
+
+        If he does not, it is between the two ranks only: then `lost` is for him to know.
+        """
+        patience_s = self.config.wire.t_detect_s + self.config.generation.reserve_timeout_s
+        try:
+            async with asyncio.timeout(patience_s):
+                return await places.get()
+        except TimeoutError:
+            raise lost from None
+
+    @contextmanager
+    def _homeless(self, blocks: int) -> Iterator[None]:
+        self._homeless_blocks += blocks
+        try:
+            yield
+        finally:
+            self._homeless_blocks -= blocks
+            self.admission.admit()

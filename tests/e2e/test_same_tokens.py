@@ -1,0 +1,94 @@
+"""The promise: disaggregated, colocated and a plain loop over the model give the same tokens.
+
+Over real NIXL, with the real tiny model; chunks of 32, blocks of 16, a window of 16.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+
+import pytest
+import torch
+
+from cluster.messages import Request
+from engine.sampler import sample
+from model.batch import Chunk, build_batch
+from model.dense_cache import DenseCache
+from model.state import state_fields
+from tests.tiny import TinyCluster, load_tiny, make_prompt, make_request, tiny_config
+
+LENGTHS = (1, 2, 3, 31, 32, 33, 127, 128, 129, 130, 255, 256, 257)
+SEEDED = (2, 33, 128)
+ALONE = (1, 2, 33, 128, 129)
+TOKENS = 5
+
+
+def _requests() -> list[Request]:
+    greedy = [
+        make_request(make_prompt(length), f"greedy {length}", max_tokens=TOKENS)
+        for length in LENGTHS
+    ]
+    seeded = [
+        make_request(
+            make_prompt(length), f"seeded {length}", max_tokens=TOKENS, temperature=1.5, seed=length
+        )
+        for length in SEEDED
+    ]
+    return greedy + seeded
+
+
+@cache
+def straight(request: Request) -> tuple[int, ...]:
+    """No engine, no blocks, no ranks: the whole prompt at once, then row by row."""
+    model = load_tiny()
+    state = DenseCache(state_fields(model.spec), 1)
+    ids, done = request.token_ids, 0
+    for _ in range(TOKENS):
+        batch = build_batch(
+            [Chunk(ids, done, len(ids) - done)],
+            image_token_id=model.spec.image_token_id,
+            ngram=model.spec.engram_max_ngram_size,
+        )
+        with torch.no_grad():
+            logits = model.forward(batch, state)
+        done = len(ids)
+        (token,) = sample(logits, [request.sampling], [done])
+        assert token is not None
+        ids = [*ids, token]
+    return tuple(ids[request.prompt_length :])
+
+
+async def _check(cluster: TinyCluster, *requests: Request) -> None:
+    answers = await asyncio.gather(*(cluster.answer(request) for request in requests))
+    for request, answer in zip(requests, answers, strict=True):
+        assert tuple(answer) == straight(request), request.request_id
+
+
+@pytest.mark.parametrize("colocated", [False, True], ids=["disaggregated", "colocated"])
+async def test_a_busy_cluster_gives_the_tokens_of_a_plain_loop(colocated: bool) -> None:
+    config = tiny_config(
+        router={"colocated": colocated}, transfer={"transport": "nixl"}, decode={"engine": ROOMY}
+    )
+    async with TinyCluster(model=load_tiny(), config=config) as cluster:
+        await _check(cluster, *_requests())
+        assert await cluster.settled()
+        if not colocated:
+            assert cluster.prefill[0].status()["path"] == "nixl/UCX"
+
+
+async def test_requests_alone_give_the_tokens_of_a_plain_loop() -> None:
+    async with TinyCluster(model=load_tiny(), transport="nixl") as cluster:
+        for request in _requests():
+            if request.prompt_length in ALONE:
+                await _check(cluster, request)
+        assert await cluster.settled()
+
+
+def test_the_references_differ_so_that_equality_means_something() -> None:
+    answers = [straight(request) for request in _requests()]
+    assert len(set(answers)) == len(answers)
+    assert any(len(set(answer)) > 2 for answer in answers)
+
+
+ROOMY = {"num_blocks": 256, "num_slots": 32, "chunk_tokens": 32, "max_length": 512}

@@ -1,0 +1,82 @@
+"""Ranks in processes of their own, to be killed. No Ray.
+
+Processes are forked from a zygote that has imported torch once; a rank's NIXL agent is made after
+the fork. The zygote is the standard library's fork server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from multiprocessing.connection import Connection
+
+from cluster.config import ClusterConfig
+from cluster.messages import Address, Endpoint, Role
+from decode_worker.worker import DecodeRank
+from prefill_worker.worker import PrefillRank
+from tests.tiny import SECRET, Rank
+
+_FORKING = multiprocessing.get_context("forkserver")
+_FORKING.set_forkserver_preload([__name__])
+
+
+class RankProcess:
+    """`with RankProcess(...) as process: process.endpoint`; it is gone afterwards."""
+
+    def __init__(
+        self,
+        role: Role,
+        number: int,
+        config: ClusterConfig,
+        router: Address,
+    ) -> None:
+        self._pipe, theirs = _FORKING.Pipe()
+        self._process = _FORKING.Process(
+            target=_live, args=(role, f"{role}-{number}/0", config, router, theirs), daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def ready(self) -> Endpoint:
+        """Waits until it serves. EOFError if it has died."""
+        endpoint: Endpoint = self._pipe.recv()
+        self.endpoint = endpoint
+        return endpoint
+
+    def all_free(self) -> bool:
+        """Asks it whether all its memory is free."""
+        self._pipe.send("all free?")
+        answer: bool = self._pipe.recv()
+        return answer
+
+    def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
+        assert self._process.pid is not None
+        os.kill(self._process.pid, how)
+
+    def __enter__(self) -> RankProcess:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._process.kill()
+        self._process.join()
+
+
+def _live(role: str, name: str, config: ClusterConfig, router: Address, pipe: Connection) -> None:
+    asyncio.run(_serve(role, name, config, router, pipe))
+
+
+async def _serve(
+    role: str, name: str, config: ClusterConfig, router: Address, pipe: Connection
+) -> None:
+    async def find_router() -> Address | None:
+        return router
+
+    kind: type[Rank] = PrefillRank if role == "prefill" else DecodeRank
+    rank = kind(config=config, name=name, secret=SECRET, find_router=find_router)
+    pipe.send(await rank.start())
+    while await asyncio.to_thread(pipe.poll, None):
+        pipe.recv()
+        ledger = rank.pool.ledger()
+        pipe.send(ledger.blocks.free == ledger.blocks.total)
