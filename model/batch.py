@@ -45,6 +45,7 @@ class ForwardBatch:
     window_starts_R: Tensor  # int64
     logit_rows: Tensor  # int64 rows whose logits are wanted, ascending
     embeddings_TD: Tensor | None = None
+    embedded_T: Tensor | None = None  # bool: rows of chunks that brought embeddings
 
     @property
     def num_rows(self) -> int:
@@ -67,6 +68,7 @@ def build_batch(
     positions: list[int] = []
     requests: list[int] = []
     images: list[bool] = []
+    embedded: list[bool] = []
     ngrams: list[list[int]] = []
     logit_rows: list[int] = []
     for number, chunk in enumerate(chunks):
@@ -79,6 +81,7 @@ def build_batch(
             requests.append(number)
             images.append(_is_image(chunk, position, image_token_id))
             ngrams.append(_ngram(chunk, position, image_token_id, ngram))
+        embedded.extend([chunk.embeddings is not None] * chunk.count)
         if chunk.logits == "all":
             logit_rows.extend(range(first, len(ids)))
         elif chunk.logits == "last":
@@ -98,6 +101,7 @@ def build_batch(
         window_starts_R=ints([chunk.window_start for chunk in chunks]),
         logit_rows=ints(logit_rows),
         embeddings_TD=_embeddings(chunks, device),
+        embedded_T=torch.tensor(embedded, dtype=torch.bool, device=device),
     )
 
 

@@ -1,0 +1,60 @@
+"""What an op is: a reference that is its specification, and faster forms held to it.
+
+Calling an op with CPU tensors runs `cpu` where there is one and no gradient is asked for, else
+the reference. Also what all CPU ops must know to be row-invariant: to give a row the same bits
+alone and in any batch. Knows no op and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Op(Generic[P, R]):
+    """A computation on tensors under one name."""
+
+    name: str
+    reference: Callable[P, R]
+    cpu: Callable[P, R] | None = None
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        if self.cpu is None or torch.is_grad_enabled() or not _on_cpu(args[0]):
+            return self.reference(*args, **kwargs)
+        return self.cpu(*args, **kwargs)
+
+
+def _on_cpu(value: object) -> bool:
+    """In float32; other precisions are for comparisons and run the reference."""
+    return isinstance(value, Tensor) and value.is_cpu and value.dtype == torch.float32
+
+
+ROW_MULTIPLE = 8
+"""CPU ops give a row the same bits in any batch only if the rows are a multiple of this: products
+of 1 to 3 rows, and those of an odd few on some CPUs, take other BLAS kernels."""
+
+_VECTOR = 32
+"""Elements that a vectorised loop of torch takes at a time, in float32 with AVX-512; others take
+a part of it. What is left over takes a scalar form, which rounds differently."""
+
+
+def padded(count: int) -> int:
+    """The smallest multiple of ROW_MULTIPLE that holds `count` rows."""
+    return -(-count // ROW_MULTIPLE) * ROW_MULTIPLE
+
+
+def elementwise(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+    """A transcendental function of each element, rounded the same at any place of any tensor."""
+    extra = -values.numel() % _VECTOR
+    if not extra:
+        return function(values.contiguous())
+    whole = torch.cat([values.flatten(), values.new_zeros(extra)])
+    return function(whole)[: values.numel()].view(values.shape)

@@ -1,0 +1,114 @@
+"""The compressor of a KV source: from the attention input to compressed rows and index keys.
+
+With ratio 2 a row pools positions 2j and 2j + 1; while the second is not there yet, the first one's
+values wait in the cache (the field TAIL). With ratio 1 every position is a row. A row stands at
+its first position.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.ops.compress import compress
+from kernels.ops.rope import rope, rotations
+from model.cache import Cache
+from model.norm import RMSNorm
+from model.rows import Rows, pad_rows
+from model.spec import ModelSpec
+from model.state import TAIL, compressed, index_keys
+from model.weight_source import WeightSource
+
+# T = padded rows, R = requests, N = completed groups, D = hidden size, d = head size
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The groups that a forward completes; `count` of them, padded to N."""
+
+    count: int
+    numbers: Tensor  # [count]
+    requests: Tensor  # [count]
+    last_N: Tensor  # row of each group's last position
+    turns_N1P: Tensor  # rotation of its first position
+
+    @classmethod
+    def of(cls, rows: Rows, ratio: int) -> Groups:
+        positions = rows.positions_T[: rows.count]
+        last = ((positions + 1) % ratio == 0).nonzero().squeeze(1)
+        numbers = positions[last] // ratio
+        return cls(
+            len(last),
+            numbers,
+            rows.requests_T[last],
+            pad_rows(last),
+            rotations(pad_rows(numbers * ratio), rows.frequencies[True]),
+        )
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Where ratio 2 finds the first position of each group, and which positions stay open."""
+
+    tail_rows_R: Tensor  # row of the pending position before each chunk; -1 where there is none
+    first_N: Tensor  # into the R tails, then the T rows
+    even: Tensor  # rows at even positions
+
+    @classmethod
+    def of(cls, rows: Rows) -> Pairs:
+        groups = rows.plan(Groups.of, 2)
+        starts_R = rows.starts_R
+        request_N, requests = rows.requests_T[groups.last_N], len(starts_R)
+        before_chunk_N = rows.positions_T[groups.last_N] == starts_R[request_N]
+        first_N = torch.where(before_chunk_N, request_N, requests + groups.last_N - 1)
+        even = (rows.positions_T[: rows.count] % 2 == 0).nonzero().squeeze(1)
+        return cls(torch.where(starts_R % 2 == 1, starts_R - 1, -1), first_N.clamp(min=0), even)
+
+
+class Compressor:
+    def __init__(self, weights: WeightSource, layer: int, spec: ModelSpec) -> None:
+        prefix = f"layers.{layer}.attn."
+        self._layer, self._ratio = layer, spec.compress_ratios[layer]
+        parts = [weights[f"{prefix}compressor.wkv.weight"]]
+        if self._ratio == 2:
+            parts.append(weights[f"{prefix}compressor.wgate.weight"])
+        self._project_DX = torch.cat(parts).t().contiguous()
+        self._norm = RMSNorm(weights, f"{prefix}compressor.norm", spec)
+        self._key = weights[f"{prefix}indexer.wk.weight"].t().contiguous()
+        self._key_norm = RMSNorm(weights, f"{prefix}indexer.k_norm", spec)
+
+    def __call__(self, x_TD: Tensor, rows: Rows, cache: Cache) -> None:
+        """Write the compressed rows and index keys of the groups that these rows complete."""
+        groups = rows.plan(Groups.of, self._ratio)
+        projected_TX = x_TD @ self._project_DX
+        if self._ratio == 2:
+            latents_Nd = self._pool(projected_TX, rows, groups, cache)
+        else:
+            latents_Nd = projected_TX.index_select(0, groups.last_N)
+        if not groups.count:
+            return
+        latents_Nd = self._norm(latents_Nd)
+        keys = self._key_norm(latents_Nd @ self._key)
+        for field, values in (
+            (index_keys(self._ratio), keys),  # of the latents as they are before their rotation
+            (compressed(self._ratio), latents_Nd),
+        ):
+            turned = rope(values.unsqueeze(1), groups.turns_N1P).squeeze(1)[: groups.count]
+            cache.write(field, self._layer, groups.requests, groups.numbers, turned)
+
+    def _pool(self, projected_TX: Tensor, rows: Rows, groups: Groups, cache: Cache) -> Tensor:
+        pairs = rows.plan(Pairs.of)
+        numbers_R = torch.arange(len(pairs.tail_rows_R))
+        tails_RX = cache.read(TAIL, self._layer, numbers_R, pairs.tail_rows_R)
+        cache.write(
+            TAIL,
+            self._layer,
+            rows.requests_T[pairs.even],
+            rows.positions_T[pairs.even],
+            projected_TX.index_select(0, pairs.even),
+        )
+        first_NX = torch.cat([tails_RX, projected_TX]).index_select(0, pairs.first_N)
+        last_NX = projected_TX.index_select(0, groups.last_N)
+        return compress(*first_NX.chunk(2, 1), *last_NX.chunk(2, 1))

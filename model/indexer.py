@@ -1,0 +1,139 @@
+"""The indexer of an index source: which compressed rows each row attends to.
+
+The candidate source scores all rows and also keeps the best blocks of rows; the index sources
+after it look only there. Requests with equally many rows are scored together.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.formats import fake_quant
+from kernels.op import padded
+from kernels.ops.index_score import index_score
+from kernels.ops.rope import rope
+from kernels.ops.top_rows import top_rows
+from model.rows import Rows
+from model.spec import ModelSpec
+from model.state import compressed, index_keys
+from model.step import Selected, Step
+from model.weight_source import WeightSource
+
+_KEY_MULTIPLE = 16  # of index keys scored at once: a score must not depend on how many there are
+
+# T = padded rows, G = requests of a group, Q = padded rows of each, J = padded index keys of each,
+# B = blocks of J, K = rows chosen, h = index heads, d = index head size
+
+
+@dataclass(frozen=True)
+class Group:
+    """Requests that have equally many rows in this forward, and what their rows can see."""
+
+    count: int  # rows of each request
+    rows: Tensor  # [G * count] of the forward
+    rows_GQ: Tensor
+    visible_GQ: Tensor  # compressed rows that are complete at each row's position; 0: padding
+    requests_GJ: Tensor
+    keys_GJ: Tensor  # row numbers of index keys, -1 beyond those of a request
+    hidden_GQJ: Tensor  # keys that a row does not see yet
+    most: int  # the largest of visible_GQ
+
+
+def groups_of(rows: Rows, ratio: int, block: int) -> list[Group]:
+    """J is a multiple of `block`."""
+    found = []
+    for count in sorted(set(rows.counts_R.tolist())):
+        if not count:
+            continue
+        members_G = (rows.counts_R == count).nonzero().squeeze(1)
+        offsets_Q = torch.arange(padded(count))
+        rows_GQ = rows.first_R[members_G].unsqueeze(1) + offsets_Q.clamp(max=count - 1)
+        visible_GQ = (rows.positions_T[rows_GQ] + 1) // ratio
+        visible_GQ = visible_GQ.masked_fill(offsets_Q >= count, 0)
+        most = int(visible_GQ.max())
+        keys_J = torch.arange(-(-max(most, 1) // block) * block)
+        known_G1 = visible_GQ.amax(1, keepdim=True)
+        keys_GJ = keys_J.expand(len(members_G), -1).masked_fill(keys_J >= known_G1, -1)
+        found.append(
+            Group(
+                count,
+                rows_GQ[:, :count].flatten(),
+                rows_GQ,
+                visible_GQ,
+                members_G.unsqueeze(1).expand_as(keys_GJ),
+                keys_GJ,
+                keys_J >= visible_GQ.unsqueeze(2),
+                most,
+            )
+        )
+    return found
+
+
+class Indexer:
+    def __init__(self, weights: WeightSource, layer: int, spec: ModelSpec) -> None:
+        self._source, self._ratio = spec.kv_source(layer), spec.compress_ratios[layer]
+        self._heads, self._size = spec.index_n_heads, spec.index_head_dim
+        self._top_rows, self._top_blocks = spec.index_topk, spec.candidate_topk_blocks
+        self._block = spec.candidate_block_size
+        self._chooses_candidates = layer == spec.candidate_source_layer_id
+        self._narrowed = layer > spec.candidate_source_layer_id
+        project = weights[f"layers.{layer}.attn.indexer.weights_proj.weight"]
+        self._weights_Dh = project.t().contiguous() * (self._size * self._heads) ** -0.5
+
+    def __call__(self, queries: Tensor, x_TD: Tensor, step: Step) -> None:
+        """Choose rows for this layer and those after it. `queries` [T, h * d], not rotated."""
+        rows = step.rows
+        groups = rows.plan(groups_of, self._ratio, math.lcm(_KEY_MULTIPLE, self._block))
+        q_Thd = rope(queries.view(-1, self._heads, self._size), rows.turns(self._ratio))
+        q_Thd = fake_quant(q_Thd, "fp4")
+        weights_Th = x_TD @ self._weights_Dh
+        chosen_TK = torch.full((len(x_TD), self._top_rows), -1)
+        for number, group in enumerate(groups):
+            chosen_GQK = self._choose(q_Thd, weights_Th, number, group, step)
+            chosen_TK[group.rows] = chosen_GQK[:, : group.count].flatten(0, 1)
+        requests_TK = rows.requests_T.unsqueeze(1).expand_as(chosen_TK)
+        keys_TKd = step.cache.read(compressed(self._ratio), self._source, requests_TK, chosen_TK)
+        mask_TK = torch.zeros(chosen_TK.shape).masked_fill_(chosen_TK < 0, -torch.inf)
+        step.selected = Selected(keys_TKd, mask_TK.unsqueeze(1))
+
+    def _choose(
+        self, q_Thd: Tensor, weights_Th: Tensor, number: int, group: Group, step: Step
+    ) -> Tensor:
+        """Row numbers [G, Q, K], ascending, -1 where there are no more."""
+        narrow = self._chooses_candidates and group.most > self._top_blocks * self._block
+        candidates = step.candidates.get(number) if self._narrowed else None
+        if group.most <= self._top_rows and candidates is None and not narrow:
+            rows_K = torch.arange(self._top_rows)
+            return torch.where(rows_K < group.visible_GQ.unsqueeze(2), rows_K, -1)
+        keys_GJd = self._keys(number, group, step)
+        q_GQhd, weights_GQh = q_Thd[group.rows_GQ], weights_Th[group.rows_GQ]
+        scores_GQJ = index_score(q_GQhd, weights_GQh, keys_GJd, group.hidden_GQJ)
+        if narrow:
+            step.candidates[number] = self._candidates(scores_GQJ, group)
+        if candidates is not None:
+            scores_GQJ = scores_GQJ.masked_fill(~candidates, -torch.inf)
+        return top_rows(scores_GQJ, self._top_rows)
+
+    def _candidates(self, scores_GQJ: Tensor, group: Group) -> Tensor:
+        """bool [G, Q, J]: the best blocks of rows; the newest visible row's block always."""
+        scores_GQB = scores_GQJ.view(*group.rows_GQ.shape, -1, self._block).amax(3)
+        newest_GQ1 = ((group.visible_GQ - 1).clamp(min=0) // self._block).unsqueeze(2)
+        scores_GQB = scores_GQB.scatter(2, newest_GQ1, torch.inf)
+        best = top_rows(scores_GQB, self._top_blocks)
+        blocks = scores_GQB.shape[2]
+        chosen_GQB = torch.zeros(*best.shape[:2], blocks + 1, dtype=torch.bool)
+        chosen_GQB.scatter_(2, best.masked_fill(best < 0, blocks), True)
+        return chosen_GQB[:, :, :blocks].repeat_interleave(self._block, 2)
+
+    def _keys(self, number: int, group: Group, step: Step) -> Tensor:
+        """Index keys [G, J, d]; index sources that share them read them once."""
+        key = (self._source, number)
+        if key not in step.index_keys:
+            step.index_keys[key] = step.cache.read(
+                index_keys(self._ratio), self._source, group.requests_GJ, group.keys_GJ
+            )
+        return step.index_keys[key]

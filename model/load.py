@@ -1,0 +1,60 @@
+"""From a model folder to a model that can run: config, weights, and Engram's token map."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from torch import Tensor
+
+from model.checkpoint import Progress
+from model.compressed_vocab import compress_vocabulary
+from model.options import ModelOptions
+from model.spec import ModelSpec
+from model.tokenizer import Tokenizer
+from model.transformer import Transformer
+from model.weights import load_weights, random_weights
+
+
+def load_model(
+    path: str | Path,
+    *,
+    weights: Literal["checkpoint", "random"],
+    seed: int = 0,
+    options: ModelOptions | None = None,
+    experts: range | None = None,
+    draft_experts: range | None = None,
+    progress: Progress | None = None,
+) -> Transformer:
+    """The model of `path`/config.json, with the folder's weights or random ones from `seed`.
+
+    `experts` and `draft_experts` are a rank's share of a checkpoint's routed experts; `progress`
+    hears of shards opened and tensors decoded.
+    Raises ValueError for a config, checkpoint or tokenizer that does not fit.
+    """
+    spec = ModelSpec.load(path)
+    if weights == "random":
+        loaded = random_weights(spec, seed, progress=progress)
+    else:
+        loaded = load_weights(
+            path, spec, progress=progress, experts=experts, draft_experts=draft_experts
+        )
+    return Transformer(spec, loaded, options or ModelOptions(), token_map=token_map(path, spec))
+
+
+def token_map(path: str | Path, spec: ModelSpec) -> Tensor | None:
+    """Engram's compressed id of each token id, int64 [V]; None is the identity.
+
+    Raises ValueError if the tokenizer does not compress to the size that the config says.
+    """
+    size = spec.engram_compressed_vocab_size
+    if size >= spec.vocab_size:
+        return None
+    found = compress_vocabulary(Tokenizer.load(path))
+    distinct = int(found.max()) + 1
+    if (len(found), distinct) != (spec.vocab_size, size):
+        raise ValueError(
+            f"{path}: tokenizer.json has {len(found)} ids, {distinct} when compressed; "
+            f"config.json says {spec.vocab_size} and {size}"
+        )
+    return found
