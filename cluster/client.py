@@ -30,31 +30,24 @@ T = TypeVar("T")
 
 
 def build_request(
-    prompt_token_ids: Sequence[int],
-    *,
-    max_tokens: int = 16,
-    temperature: float = 0.0,
-    seed: int | None = None,
-    stop_token_ids: Sequence[int] = (),
-    ignore_stop: bool = False,
-    request_id: str | None = None,
+    prompt_token_ids: Sequence[int], *, request_id: str | None = None, **sampling: Any
 ) -> Request:
-    """BadRequest names the value that cannot be. A missing seed is drawn here, once."""
+    """`sampling` are fields of cluster.request.Sampling. A missing seed is drawn here, once.
+
+    BadRequest names the value that cannot be.
+    """
+    if sampling.get("seed") is None:
+        sampling["seed"] = secrets.randbits(63)
     try:
         return Request(
             request_id=request_id or f"req-{secrets.token_hex(12)}",
             prompt=pack_ids(prompt_token_ids),
-            sampling=Sampling(
-                temperature=temperature,
-                seed=secrets.randbits(63) if seed is None else seed,
-                max_tokens=max_tokens,
-                stop_token_ids=tuple(stop_token_ids),
-                ignore_stop=ignore_stop,
-            ),
+            sampling=Sampling(**sampling),
         )
     except ValidationError as error:
         problem = error.errors()[0]
-        raise BadRequest(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}") from error
+        why = problem["msg"].removeprefix("Value error, ")
+        raise BadRequest(f"{'.'.join(map(str, problem['loc']))}: {why}") from error
     except (OverflowError, TypeError) as error:
         raise BadRequest(f"prompt: {error}") from error
 

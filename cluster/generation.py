@@ -48,7 +48,7 @@ class Caller:
         Yields tokens in order of index, each once, the last of them with `finish`. Raises one
         ClusterError, once, when the request cannot go on. Leaving it cancels everywhere at once.
         """
-        check_request(request, self._routes.longest)
+        self._check(request)
         with Journey(request, timeline or Timeline(), self._config) as journey:
             while True:
                 attempt = await self._attempt(journey)
@@ -71,6 +71,9 @@ class Caller:
         """Ends the watch and every connection; running requests end with RequestCancelled."""
         await self._routes.close()
         await self._peers.close()
+
+    def _check(self, request: Request) -> None:
+        check_request(request, self._routes.longest, self._routes.vocab_size)
 
     async def _attempt(self, journey: Journey) -> Attempt:
         route = await self._route(journey)
@@ -100,7 +103,7 @@ class Caller:
                     "routed", attempt=journey.attempt, prefill=prefill, decode=answer.decode.name
                 )
                 return answer
-            check_request(request, self._routes.longest)  # no rank was known when it came
+            self._check(request)  # no rank was known when it came
             if journey.no_room is not None:
                 raise journey.no_room
             left_s = deadline - now()

@@ -1,12 +1,12 @@
 """What can be served at all: the one check of a request at the cluster's edge. Pure.
 
-Whatever an engine could stumble over is refused here, before any rank hears of it. Knows nothing
-of vocabularies; whoever has the tokenizer checks the upper end of ids.
+Whatever an engine could stumble over is refused here, before any rank hears of it. Ranges of
+single values are Sampling's own affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from cluster.errors import BadRequest, PromptTooLong
 from cluster.messages import Member, Request
@@ -25,17 +25,24 @@ def longest_served(members: Iterable[Member]) -> int | None:
     return min(by_role.values(), default=None)
 
 
-def check_request(request: Request, longest: int | None) -> None:
-    """BadRequest or PromptTooLong, with the numbers, for what must not reach a rank."""
+def vocabulary_served(members: Iterable[Member]) -> int | None:
+    """Token ids below this are known to every rank; None while nobody is known."""
+    sizes = (member.load.vocab_size for member in members)
+    return min((size for size in sizes if size), default=None)
+
+
+def check_request(request: Request, longest: int | None, vocab_size: int | None = None) -> None:
+    """BadRequest or PromptTooLong, with the numbers, for what must not reach a rank.
+
+    A limit that is None is not known yet; ranks know theirs.
+    """
     if len(request.prompt) % 4 or len(request.output) % 4:
         raise BadRequest("token ids are packed as int32; the bytes are not a multiple of 4")
     if not request.prompt:
         raise BadRequest("prompt: is empty; at least one token is needed")
-    lowest = min(request.token_ids)
-    if lowest < 0:
-        raise BadRequest(f"prompt: token id {lowest} is negative")
-    if any(token_id < 0 for token_id in request.sampling.stop_token_ids):
-        raise BadRequest("stop_token_ids: a token id is negative")
+    _check_ids("prompt", request.token_ids, vocab_size)
+    for field, token_ids in request.sampling.named_ids():
+        _check_ids(field, token_ids, vocab_size)
     if request.output_length >= request.sampling.max_tokens:
         raise BadRequest(
             f"max_tokens is {request.sampling.max_tokens}, and {request.output_length} tokens have "
@@ -46,3 +53,11 @@ def check_request(request: Request, longest: int | None) -> None:
             f"prompt ({request.prompt_length} tokens) and max_tokens "
             f"({request.sampling.max_tokens}) make {request.longest}; at most {longest} are served"
         )
+
+
+def _check_ids(field: str, token_ids: Sequence[int], vocab_size: int | None) -> None:
+    lowest, highest = min(token_ids, default=0), max(token_ids, default=0)
+    if lowest < 0:
+        raise BadRequest(f"{field}: token id {lowest} is negative")
+    if vocab_size is not None and highest >= vocab_size:
+        raise BadRequest(f"{field}: token id {highest} is outside the vocabulary of {vocab_size}")

@@ -6,9 +6,19 @@ Values only. Part of the language of cluster/messages.py, and read from there.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
+
+MAX_BAD_WORDS = 1024  # each is compared with the end of the output for every token
 
 
 class Value(BaseModel):
@@ -26,14 +36,92 @@ def unpack_ids(data: bytes) -> list[int]:
     return list(array("i", data))
 
 
-class Sampling(Value):
-    """How tokens are chosen. A missing seed is drawn once by the caller, never by a rank."""
+def _in(low: float, high: float, *, above: bool = False) -> AfterValidator:
+    """Refuses what is not in [low, high], or in (low, high] with `above`; a NaN never is."""
 
-    temperature: float = Field(default=0.0, ge=0.0, le=100.0, allow_inf_nan=False)
-    seed: int = Field(default=0, ge=0, lt=2**63)
-    max_tokens: int = Field(default=16, ge=1)
+    def check(value: float) -> float:
+        if not (low < value if above else low <= value) or not value <= high:
+            raise ValueError(f"must be in {'(' if above else '['}{low}, {high}], not {value}")
+        return value
+
+    return AfterValidator(check)
+
+
+Bias = tuple[int, Annotated[float, _in(-100, 100)]]
+
+
+class Sampling(Value):
+    """How tokens are chosen; docs/sampling.md says what each does, over what, in which order.
+
+    Defaults change nothing: greedy, over the whole vocabulary. A missing seed is drawn once by
+    the caller, never by a rank. Whether ids are in the vocabulary is for check_request() to say.
+    """
+
+    temperature: Annotated[float, _in(0, 100)] = 0.0  # 0: greedy
+    seed: Annotated[int, _in(0, 2**63 - 1)] = 0
+    top_k: Annotated[int, _in(-1, 2**31 - 1)] = 0  # 0 or -1: off
+    top_p: Annotated[float, _in(0, 1, above=True)] = 1.0
+    min_p: Annotated[float, _in(0, 1)] = 0.0
+    repetition_penalty: Annotated[float, _in(0, 100, above=True)] = 1.0
+    presence_penalty: Annotated[float, _in(-2, 2)] = 0.0
+    frequency_penalty: Annotated[float, _in(-2, 2)] = 0.0
+    logit_bias: tuple[Bias, ...] = ()  # (id, bias); a mapping of ids to biases is taken too
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token ids of sequences that must not appear
+    allowed_token_ids: tuple[int, ...] | None = None
+    max_tokens: Annotated[int, _in(1, 2**31 - 1)] = 16
+    min_tokens: Annotated[int, _in(0, 2**31 - 1)] = 0  # no stop id before that many
     stop_token_ids: tuple[int, ...] = ()
     ignore_stop: bool = False
+    logprobs: Annotated[int, _in(0, 20)] | None = None  # how many alternatives; None: none at all
+
+    @field_validator("logit_bias", mode="before")
+    @classmethod
+    def _as_pairs(cls, bias: object) -> object:
+        return tuple(bias.items()) if isinstance(bias, Mapping) else bias
+
+    @field_validator("logit_bias")
+    @classmethod
+    def _one_bias_an_id(cls, bias: tuple[Bias, ...]) -> tuple[Bias, ...]:
+        ids = [token for token, _ in bias]
+        if len(set(ids)) < len(ids):
+            raise ValueError("must have one bias for a token id; an id is there twice")
+        return bias
+
+    @field_validator("bad_words")
+    @classmethod
+    def _sequences(cls, words: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+        if not all(words):
+            raise ValueError("must be sequences of at least one token id; one is empty")
+        if len(words) > MAX_BAD_WORDS:
+            raise ValueError(f"must be at most {MAX_BAD_WORDS} sequences, not {len(words)}")
+        return words
+
+    @field_validator("allowed_token_ids")
+    @classmethod
+    def _something(
+        cls, allowed: tuple[int, ...] | None, info: ValidationInfo
+    ) -> tuple[int, ...] | None:
+        if allowed == ():
+            raise ValueError("must name at least one token id, or be None for all of them")
+        banned = {word[0] for word in info.data.get("bad_words", ()) if len(word) == 1}
+        if allowed is not None and banned.issuperset(allowed):
+            raise ValueError("must name at least one token id that bad_words does not forbid")
+        return allowed
+
+    @field_validator("min_tokens")
+    @classmethod
+    def _reachable(cls, min_tokens: int, info: ValidationInfo) -> int:
+        max_tokens = info.data.get("max_tokens", min_tokens)  # absent if it is wrong itself
+        if min_tokens > max_tokens:
+            raise ValueError(f"must be in [0, max_tokens = {max_tokens}], not {min_tokens}")
+        return min_tokens
+
+    def named_ids(self) -> Iterator[tuple[str, Sequence[int]]]:
+        """(field, ids in it) for all fields that name token ids."""
+        yield "stop_token_ids", self.stop_token_ids
+        yield "logit_bias", [token for token, _ in self.logit_bias]
+        yield "bad_words", [token for word in self.bad_words for token in word]
+        yield "allowed_token_ids", self.allowed_token_ids or ()
 
 
 class Request(Value):

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from cluster.config import ClusterConfig
 from cluster.errors import ClusterError, ProtocolError, RequestCancelled
-from cluster.limits import longest_served
+from cluster.limits import longest_served, vocabulary_served
 from cluster.membership import Roster
 from cluster.messages import Member, Membership, NoWorkers, Route, Routed, Watch
 from cluster.policy import decide
@@ -43,6 +43,11 @@ class Routes:
     def longest(self) -> int | None:
         """Positions of the longest sequence served; None while no rank is known."""
         return longest_served(self._roster.members)
+
+    @property
+    def vocab_size(self) -> int | None:
+        """Token ids below this are known to every rank; None while no rank is known."""
+        return vocabulary_served(self._roster.members)
 
     async def ask(self, route: Route) -> Routed | NoWorkers:
         """The router's answer; without one, that of the policy on what it last told.

@@ -9,16 +9,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.errors import ProtocolError
-from cluster.messages import FinishReason, Tokens
+from cluster.messages import FinishReason, TokenLogprobs, Tokens
 
 
 @dataclass(frozen=True)
 class Delta:
-    """Tokens that the caller has not seen yet: output indices first .. first + len - 1."""
+    """Tokens that the caller has not seen yet: output indices first .. first + len - 1.
+
+    `logprobs` has one entry a token if the request asks for them, else none at all.
+    """
 
     token_ids: tuple[int, ...]
     first: int
     finish: FinishReason | None = None  # with the last of them
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class TokenOrder:
@@ -64,10 +68,12 @@ class TokenOrder:
             raise ProtocolError(
                 f"got {_range(tokens)} where index {expected} is next and {self._limit} the limit"
             )
+        if tokens.logprobs and len(tokens.logprobs) != len(tokens.token_ids):
+            raise ProtocolError(f"got {_range(tokens)} with {len(tokens.logprobs)} logprobs")
 
 
 def _delta(tokens: Tokens) -> Delta:
-    return Delta(tokens.token_ids, tokens.first, tokens.finish)
+    return Delta(tokens.token_ids, tokens.first, tokens.finish, tokens.logprobs)
 
 
 def _range(tokens: Tokens) -> str:

@@ -1,0 +1,88 @@
+"""The Ray actor around one rank: it imports the rank in its own process and passes calls on.
+
+Ranks are plain classes that know nothing of Ray; this file knows nothing of what they do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import ray
+
+from cluster.config import ClusterConfig, PoolSection
+from cluster.errors import StartupError
+from cluster.messages import Endpoint
+from cluster.ray_services import ApplicationKeys
+
+
+class RankActor:
+    """One process, one rank. Every method is an actor call; all run on one event loop."""
+
+    def __init__(self, *, rank: str, config: ClusterConfig, name: str) -> None:
+        self._rank_class = rank
+        self._config = on_this_node(config)
+        self._name = name
+        self._rank: Any = None
+
+    async def start(self) -> Endpoint:
+        """Imports, loads, listens. Raises what the rank raises."""
+        make = await asyncio.to_thread(resolve, self._rank_class)  # importing torch takes seconds
+        keys = ApplicationKeys(self._config.name)
+        self._rank = make(
+            config=self._config,
+            name=self._name,
+            secret=await asyncio.to_thread(keys.secret),
+            find_router=keys.find_router,
+        )
+        endpoint: Endpoint = await self._rank.start()
+        return endpoint
+
+    async def live(self) -> None:
+        """Never returns: whoever awaits this call hears of the process's death within ms."""
+        await asyncio.Event().wait()
+
+    async def health(self) -> Any:
+        return self._rank.health()
+
+    async def status(self) -> dict[str, object]:
+        status: dict[str, object] = self._rank.status()
+        return status
+
+    async def drain(self, timeout_s: float) -> None:
+        await self._rank.drain(timeout_s)
+
+    async def stop(self) -> None:
+        await self._rank.stop()
+
+
+def on_this_node(config: ClusterConfig) -> ClusterConfig:
+    """With `wire.host` "auto" made the address by which Ray's nodes know this one."""
+    if config.wire.host != "auto":
+        return config
+    here = ray.get_runtime_context().get_node_id()
+    host = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
+    return config.model_copy(update={"wire": config.wire.model_copy(update={"host": host})})
+
+
+def resolve(rank: str) -> Callable[..., Any]:
+    """The class that `package.module:Class` names; StartupError says what is missing."""
+    module_name, _, class_name = rank.partition(":")
+    try:
+        found: Callable[..., Any] = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise StartupError(f"cannot import rank {rank!r}: {error}") from error
+    return found
+
+
+def actor_options(pool: PoolSection) -> dict[str, Any]:
+    """What one rank asks of Ray. Threads are set before torch is imported, or it ignores them."""
+    threads = str(pool.engine.threads)
+    return {
+        "num_cpus": pool.cpus,
+        "num_gpus": pool.gpus,
+        "max_restarts": 0,  # a restartable actor's death is heard of only after its restart, ~2 s
+        "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
+    }

@@ -1,0 +1,153 @@
+"""What a launch decides before it touches anything, and how it tells what Serve says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import launch
+from cluster.config import ClusterConfig, load_config, parse_config
+from cluster.launch import ROOT, build_arguments, sizes_to_ask
+from cluster.packing import Domain
+from cluster.rank_actor import resolve
+from cluster.serve_details import progress, state_of, why_failed
+
+CONFIGS = sorted((ROOT / "deploy" / "configs").glob("*.toml"))
+TRACE = """The deployment failed to start 1 times in a row. Error:
+Traceback (most recent call last):
+  File "serve/replica.py", line 1, in initialize
+ray.exceptions.RayTaskError: something long
+cluster.errors.StartupError: decode-a/0 failed to start: ValueError: weights
+  have two lines
+"""
+
+
+def sized(prefill: int = 1, decode: int = 1) -> ClusterConfig:
+    return parse_config({"prefill": {"groups": prefill}, "decode": {"groups": decode}})
+
+
+def running(**targets: int) -> dict[str, Any]:
+    return {"deployments": {name: {"target_num_replicas": n} for name, n in targets.items()}}
+
+
+def deployment(status: str = "HEALTHY", message: str = "", up: int = 1) -> dict[str, Any]:
+    replicas = [{"state": "RUNNING"}] * up + [{"state": "STARTING"}] * (1 - up)
+    return {
+        "status": status,
+        "message": message,
+        "replicas": replicas,
+        "target_num_replicas": 1,
+    }
+
+
+def application(status: str, message: str = "", **deployments: dict[str, Any]) -> dict[str, Any]:
+    return {"status": status, "message": message, "deployments": deployments}
+
+
+def test_there_are_three_configs() -> None:
+    assert {path.stem for path in CONFIGS} == {"local", "one_node", "scale_up_domain"}
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_shipped_config_is_valid_and_names_ranks_that_exist(path: Path) -> None:
+    config = load_config(path)
+    for pool, name in ((config.prefill, "PrefillRank"), (config.decode, "DecodeRank")):
+        assert getattr(resolve(pool.rank), "__name__", None) == name
+
+
+def test_the_sizes_of_the_domain_config_are_4_and_64() -> None:
+    config = load_config(ROOT / "deploy" / "configs" / "scale_up_domain.toml")
+    assert config.prefill.groups * config.prefill.ranks == 4
+    assert (config.decode.groups, config.decode.ranks) == (8, 8)
+
+
+def test_a_first_launch_asks_for_what_the_config_says() -> None:
+    sizes = sizes_to_ask(sized(1, 3), None, {})
+    assert sizes == {"Ingress": 1, "Router": 1, "Prefill": 1, "Decode": 3}
+
+
+def test_a_second_launch_keeps_the_scale_that_runs() -> None:
+    asked = {"prefill": 1, "decode": 1}
+    sizes = sizes_to_ask(sized(), running(Prefill=1, Decode=5, Router=2), asked)
+    assert sizes == {"Ingress": 1, "Router": 2, "Prefill": 1, "Decode": 5}
+
+
+def test_a_changed_number_in_the_config_counts_more_than_what_runs() -> None:
+    asked = {"prefill": 1, "decode": 1}
+    sizes = sizes_to_ask(sized(1, 2), running(Prefill=3, Decode=5), asked)
+    assert sizes == {"Ingress": 1, "Router": 1, "Prefill": 3, "Decode": 2}
+
+
+def test_a_pool_of_no_groups_is_not_deployed() -> None:
+    assert sizes_to_ask(sized(0, 1), None, {}) == {"Ingress": 1, "Router": 1, "Decode": 1}
+
+
+def test_the_scale_is_no_argument_and_everything_else_is() -> None:
+    assert build_arguments(sized(1, 1), None) == build_arguments(sized(4, 8), None)
+    assert build_arguments(sized(0, 1), None) != build_arguments(sized(1, 1), None)
+    domain = Domain("tandem/domain", "nvl-1")
+    arguments = build_arguments(sized(), domain)
+    assert arguments["domain"] == {"tandem/domain": "nvl-1"}
+    assert parse_config(arguments["config"]) == sized()
+
+
+def test_an_application_is_healthy_when_all_of_it_is() -> None:
+    healthy = application("RUNNING", Router=deployment(), Decode=deployment())
+    starting = application("DEPLOYING", Router=deployment(), Decode=deployment("UPDATING", up=0))
+    assert state_of(None) == "starting"
+    assert (state_of(healthy), state_of(starting)) == ("healthy", "starting")
+    assert progress(starting) == "DEPLOYING: Router 1/1, Decode 0/1"
+
+
+def test_a_failed_start_is_seen_at_its_first_try_and_told_in_the_ranks_words() -> None:
+    failing = application("DEPLOYING", Router=deployment(), Decode=deployment("UPDATING", TRACE, 0))
+    assert state_of(failing) == "failed"
+    assert why_failed(failing) == (
+        "Decode: decode-a/0 failed to start: ValueError: weights\n  have two lines"
+    )
+
+
+def test_an_application_that_cannot_be_built_tells_why() -> None:
+    failed = application("DEPLOY_FAILED", "Traceback ...\nImportError: no module named x")
+    assert state_of(failed) == "failed"
+    assert why_failed(failed) == "ImportError: no module named x"
+
+
+def test_an_old_failure_does_not_count_once_all_is_healthy() -> None:
+    assert state_of(application("RUNNING", Decode=deployment(message=TRACE))) == "healthy"
+
+
+def test_a_python_without_ray_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "ray.py").write_text("raise ModuleNotFoundError('none', name='ray')\n")
+    told = subprocess.run(
+        [sys.executable, ROOT / "cluster" / "launch.py"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert told.returncode == 1
+    (line,) = told.stderr.splitlines()
+    assert "lacks ray" in line
+    assert "/path/to/python cluster/launch.py" in line
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--config", "no-such.toml"], "no-such.toml"),
+        (["--set", "http.port=zero"], "http.port"),
+        (["--set", "http.nothing=1"], "http.nothing"),
+        (["--set", "model.path=nowhere"], "model.path: nowhere has no config.json"),
+    ],
+)
+def test_a_wrong_configuration_is_named(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch.main(words) == 1
+    assert said in capsys.readouterr().err
