@@ -28,13 +28,13 @@ from cluster.messages import (
     Reserved,
     Role,
     Started,
-    Tokens,
     WireMessage,
     unpack_ids,
 )
 from cluster.wire import Stream
 from decode_worker.receiver import Receiver, Reservation
 from decode_worker.scheduler import schedule
+from engine.choice import as_message
 from engine.engine import Run
 from engine.rank import Rank
 from engine.request import Finished, check
@@ -139,10 +139,10 @@ class DecodeRank(Rank):
 
 async def _tell_tokens(stream: Stream, run: Run, first: int) -> None:
     """New tokens from index `first` on, as they come; several at once if the peer is slow."""
-    async for token_ids in run.tokens():
+    async for choices in run.tokens():
         finish = run.end.reason if isinstance(run.end, Finished) else None
-        await stream.send(Tokens(first=first, token_ids=token_ids, finish=finish))
-        first += len(token_ids)
+        await stream.send(as_message(first, choices, finish))
+        first += len(choices)
 
 
 def _nothing_more(message: WireMessage) -> None:

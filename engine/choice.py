@@ -14,9 +14,7 @@ class Choice:
     logprobs: TokenLogprobs | None = None  # if the request asks for them
 
 
-def as_message(
-    first: int, choices: Sequence[Choice], finish: FinishReason | None = None
-) -> Tokens:
+def as_message(first: int, choices: Sequence[Choice], finish: FinishReason | None = None) -> Tokens:
     """The tokens of output indices `first` and following."""
     return Tokens(
         first=first,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from cluster.errors import WorkerLost
 from cluster.messages import Request
+from engine.choice import Choice
 from engine.request import Broken, End, Removed, Running, stop_ids
 from engine.schedule import Schedule
 from engine.step_loop import Execute, News, StepLoop
@@ -39,7 +40,7 @@ class Run:
         self._changed = asyncio.Event()
         self.started = False
         self.done = running.done  # positions whose state is final in the blocks
-        self.new_ids: list[int] = []
+        self.choices: list[Choice] = []
         self.end: End | None = None
         self.ended_at = 0.0
 
@@ -49,24 +50,28 @@ class Run:
         known = self._running.request.prompt_length + self._running.request.output_length
         return max(0, known - self.done)
 
+    @property
+    def new_ids(self) -> list[int]:
+        return [choice.token for choice in self.choices]
+
     async def until(self, reached: Callable[[], bool]) -> None:
         """Waits for what only news can bring; any number may wait."""
         while not reached():
             await self._changed.wait()
 
-    async def tokens(self) -> AsyncIterator[tuple[int, ...]]:
-        """All new ids, as many at a time as there are by then. Raises the engine's error."""
+    async def tokens(self) -> AsyncIterator[tuple[Choice, ...]]:
+        """All new ones, as many at a time as there are by then. Raises the engine's error."""
         told = 0
 
         def more() -> bool:
-            return told < len(self.new_ids)
+            return told < len(self.choices)
 
         while more() or self.end is None:
             await self.until(lambda: more() or self.end is not None)
             if more():
-                token_ids = tuple(self.new_ids[told:])
-                told += len(token_ids)
-                yield token_ids
+                choices = tuple(self.choices[told:])
+                told += len(choices)
+                yield choices
         self.raise_if_broken()
 
     async def computed_beyond(self, done: int) -> int:
@@ -85,8 +90,8 @@ class Run:
     def hear(self, news: News) -> None:
         self.started = True
         self.done = max(self.done, news.done)  # computed again after a failed step: the same rows
-        if news.token is not None:
-            self.new_ids.append(news.token)
+        if news.choice is not None:
+            self.choices.append(news.choice)
         if news.end is not None:
             self.end, self.ended_at = news.end, time.monotonic()
         self._changed.set()

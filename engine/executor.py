@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from cluster.errors import ClusterError
+from engine.context import Context
+from engine.request import Running
 from engine.sampler import sample
 from engine.step_loop import Outcome, Work
 from kv_transfer.packed_cache import PackedCache
@@ -33,6 +35,7 @@ class Executor:
     def __init__(self, model: Model, slab: Slab) -> None:
         self._model = model
         self._slab = slab
+        self._contexts: WeakKeyDictionary[Running, Context] = WeakKeyDictionary()
 
     def __call__(self, work: Sequence[Work]) -> list[Outcome]:
         """One outcome for each part; raises whatever the forward raises."""
@@ -53,20 +56,12 @@ class Executor:
         cache = PackedCache(self._slab, [one.running.lease for one in work])
         with torch.no_grad():
             logits_RV = self._model.forward(batch, cache)
-        sampling = [one for one in work if one.grant.samples]
-        tokens = sample(
-            logits_RV,
-            [one.running.request.sampling for one in sampling],
-            [one.grant.start + one.grant.count for one in sampling],
-        )
-        drawn = iter(map(_outcome, sampling, tokens))
+        contexts = [self._context(one.running) for one in work if one.grant.samples]
+        drawn = iter(sample(logits_RV, contexts))
         return [next(drawn) if one.grant.samples else None for one in work]
 
-
-def _outcome(work: Work, token: int | None) -> Outcome:
-    if token is not None:
-        return token
-    position = work.grant.start + work.grant.count - 1
-    return ClusterError(
-        f"{work.running.request.request_id}: the logits at position {position} are no numbers"
-    )
+    def _context(self, running: Running) -> Context:
+        """Made once a request: it sees the ids that are added later."""
+        if running not in self._contexts:
+            self._contexts[running] = Context(running.request, running.token_ids, running.stop_ids)
+        return self._contexts[running]

@@ -113,7 +113,8 @@ def check(request: Request, limits: Limits, *, held: int) -> None:
             f"{request.sampling.max_tokens}"
         )
     _check_ids(name, "token id", request.token_ids, limits.vocab_size)
-    _check_ids(name, "stop token id", request.sampling.stop_token_ids, limits.vocab_size)
+    for option, ids in request.sampling.named_ids():
+        _check_ids(name, f"{option}: token id", ids, limits.vocab_size)
     if request.longest > limits.max_length:
         raise PromptTooLong(
             f"{name}: {request.prompt_length} prompt tokens and max_tokens "

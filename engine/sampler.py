@@ -42,9 +42,7 @@ def sample(logits_RV: Tensor, contexts: Sequence[Context]) -> list[Choice | Clus
     best_R = logits_RV.max(dim=1).values.tolist()  # a NaN anywhere makes the maximum NaN
     tokens: list[int | None] = list(logits_RV.argmax(dim=1).tolist())  # of equals the first
     sound = [math.isfinite(best) for best in best_R]
-    others = [
-        row for row, one in enumerate(contexts) if sound[row] and not one.takes_the_best
-    ]
+    others = [row for row, one in enumerate(contexts) if sound[row] and not one.takes_the_best]
     at_once = max(1, _AT_ONCE // logits_RV.shape[1])
     for first in range(0, len(others), at_once):
         rows = others[first : first + at_once]

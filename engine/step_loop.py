@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cluster.errors import ClusterError, WorkerLost
+from engine.choice import Choice
 from engine.request import Broken, End, Removed, Running
 from engine.schedule import Grant, Progress, Schedule
 
@@ -30,7 +31,7 @@ class Work:
     grant: Grant
 
 
-Outcome = int | ClusterError | None
+Outcome = Choice | ClusterError | None
 """Of one request's part: its next token, its own error, or nothing yet."""
 
 Execute = Callable[[Sequence[Work]], Sequence[Outcome]]
@@ -42,7 +43,7 @@ class News:
 
     running: Running
     done: int
-    token: int | None = None
+    choice: Choice | None = None
     end: End | None = None
 
 
@@ -191,7 +192,7 @@ class StepLoop:
         if outcome is None:
             return News(running, running.done)
         running.alone = False
-        return News(running, running.done, outcome, running.append(outcome))
+        return News(running, running.done, outcome, running.append(outcome.token))
 
     def _blame(self, work: Sequence[Work], error: Exception) -> list[News]:
         logger.error("%s: a step of %d requests failed", self._name, len(work), exc_info=error)

@@ -80,8 +80,8 @@ class Sender:
     async def _be_paired(self, decode: Endpoint, ready: asyncio.Future[str]) -> None:
         """Lasts as long as the two incarnations are connected, and forgets the peer after."""
         transport = self._outlet.transport
-        own = Connect(wire_form=self._wire_form, metadata=transport.metadata())
         try:
+            own = Connect(wire_form=self._wire_form, metadata=transport.metadata())
             async with await self._peers.open(decode, own) as stream:
                 answer = await stream.receive()
                 if isinstance(answer, Failed):

@@ -22,10 +22,10 @@ from cluster.messages import (
     Request,
     Role,
     Started,
-    Tokens,
     WireMessage,
 )
 from cluster.wire import Stream
+from engine.choice import as_message
 from engine.rank import Rank
 from engine.request import Finished, check
 from engine.schedule import Schedule
@@ -104,12 +104,10 @@ class PrefillRank(Rank):
             async with beside(self._hand_over(stream, prompt, places)) as handing_over:
                 await run.until(lambda: run.end is not None)
                 run.raise_if_broken()
-                index, token_ids = request.output_length, tuple(run.new_ids)
-                if isinstance(run.end, Finished):  # with its first token: nobody continues it
-                    finish = run.end.reason
-                    await stream.send(Tokens(first=index, token_ids=token_ids, finish=finish))
+                finish = run.end.reason if isinstance(run.end, Finished) else None
+                await stream.send(as_message(request.output_length, run.choices, finish))
+                if finish is not None:  # with its first token: nobody continues it
                     return
-                await stream.send(Tokens(first=index, token_ids=token_ids))
                 with self._homeless(len(lease.block_ids)):
                     await handing_over
 

@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from cluster.messages import Request
+from engine.choice import Choice
+from engine.context import Context
 from engine.sampler import sample
 from model.batch import Chunk, build_batch
 from model.dense_cache import DenseCache
@@ -53,9 +55,9 @@ def straight(request: Request) -> tuple[int, ...]:
         with torch.no_grad():
             logits = model.forward(batch, state)
         done = len(ids)
-        (token,) = sample(logits, [request.sampling], [done])
-        assert token is not None
-        ids = [*ids, token]
+        (choice,) = sample(logits, [Context(request, ids)])
+        assert isinstance(choice, Choice)
+        ids = [*ids, choice.token]
     return tuple(ids[request.prompt_length :])
 
 

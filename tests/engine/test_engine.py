@@ -12,6 +12,7 @@ import pytest
 from cluster.errors import WorkerLost
 from cluster.messages import Request
 from decode_worker.scheduler import schedule
+from engine.choice import Choice
 from engine.engine import Engine
 from engine.request import Finished
 from engine.step_loop import Outcome, Work
@@ -29,7 +30,7 @@ class Gate:
     def __call__(self, work: Sequence[Work]) -> list[Outcome]:
         self.entered.set()
         assert self.open.wait(10)
-        return [7 if one.grant.samples else None for one in work]
+        return [Choice(7) if one.grant.samples else None for one in work]
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ async def test_tokens_come_as_they_are_made_and_several_at_once_to_a_slow_reader
     gate.open.set()
     async with engine_of(gate) as engine, engine.run(request(), lease) as run:
         await run.until(lambda: run.end is not None)
-        assert [ids async for ids in run.tokens()] == [(7, 7, 7, 7)]
+        assert [some async for some in run.tokens()] == [(Choice(7),) * 4]
         assert run.end == Finished("length")
         assert run.done == 15  # the last token's own state is nobody's need
 
@@ -121,4 +122,4 @@ async def test_health_tells_how_long_nothing_has_moved_while_something_waits(
 
 async def _answer(engine: Engine, lease: Lease, max_tokens: int = 4) -> list[int]:
     async with engine.run(request(max_tokens), lease) as run:
-        return [token async for ids in run.tokens() for token in ids]
+        return [choice.token async for choices in run.tokens() for choice in choices]

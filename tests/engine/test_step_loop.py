@@ -11,6 +11,7 @@ import pytest
 
 from cluster.messages import Request, Sampling, pack_ids
 from decode_worker.scheduler import schedule
+from engine.choice import Choice
 from engine.request import Broken, Finished, Prefilled, Removed, Running, stop_ids
 from engine.step_loop import News, Outcome, StepLoop, Work
 from kv_transfer.blocks import Lease
@@ -41,7 +42,7 @@ class FakeModel:
         self.steps.append([(one.grant.start, one.grant.count) for one in work])
         if any(POISON in one.running.token_ids for one in work):
             raise RuntimeError("poisoned")
-        return [sum(one.running.token_ids) if one.grant.samples else None for one in work]
+        return [Choice(sum(one.running.token_ids)) if one.grant.samples else None for one in work]
 
 
 class Ears:
@@ -61,7 +62,7 @@ class Ears:
             assert self._changed.wait_for(reached, timeout=10)
 
     def tokens(self, one: Running) -> list[int]:
-        return [n.token for n in self.news if n.running is one and n.token is not None]
+        return [n.choice.token for n in self.news if n.running is one and n.choice is not None]
 
     def ended(self, *several: Running) -> bool:
         return all(any(n.running is one and n.end for n in self.news) for one in several)
@@ -97,7 +98,7 @@ def test_a_request_is_prefilled_in_chunks_and_decoded_to_its_end() -> None:
 
 def test_a_stop_id_ends_the_answer_unless_it_is_ignored() -> None:
     ears = Ears()
-    loop = start(lambda work: [EOS] * len(work), ears)
+    loop = start(lambda work: [Choice(EOS)] * len(work), ears)
     stops, goes_on = running(5, ignore_stop=False), running(6, ignore_stop=True)
     loop.add(stops)
     loop.add(goes_on)
@@ -145,7 +146,7 @@ def test_a_removed_request_leaves_before_the_next_step() -> None:
     def gated(work: Sequence[Work]) -> list[Outcome]:
         entered.set()
         assert go_on.wait(10)
-        return [7] * len(work)
+        return [Choice(7)] * len(work)
 
     ears = Ears()
     loop = start(gated, ears)
@@ -167,7 +168,7 @@ def test_a_request_is_announced_before_its_first_step_has_run() -> None:
 
     def gated(work: Sequence[Work]) -> list[Outcome]:
         assert announced.wait(10)
-        return [7] * len(work)
+        return [Choice(7)] * len(work)
 
     loop = start(gated, ears)
     one = running(2, max_tokens=1)
@@ -198,7 +199,7 @@ def test_a_loop_that_stops_parts_from_what_it_still_has() -> None:
     def gated(work: Sequence[Work]) -> list[Outcome]:
         entered.set()
         assert go_on.wait(10)
-        return [7] * len(work)
+        return [Choice(7)] * len(work)
 
     ears = Ears()
     loop = start(gated, ears)
