@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-from torch import Tensor
+import numpy as np
+import numpy.typing as npt
 
 from cluster.errors import PromptTooLong
 from kv_transfer.holding import Holding, Ledger, Stock
@@ -41,9 +41,9 @@ class Lease(Holding):
         return self.units[_SLOTS][0]
 
     @cached_property
-    def block_table(self) -> Tensor:
-        """block_ids as int64 [num_blocks]; made once, long sequences have thousands."""
-        return torch.tensor(self.block_ids, dtype=torch.int64)
+    def block_table(self) -> npt.NDArray[np.int64]:
+        """block_ids as [num_blocks]; made once, long sequences have thousands."""
+        return np.array(self.block_ids, dtype=np.int64)
 
 
 class BlockPool:

@@ -29,7 +29,7 @@ Hashes = npt.NDArray[np.uint64]
 _MASK = 2**64 - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: steps that spread evenly
 _MIXER = np.uint64(0xBF58476D1CE4E5B9)  # a multiplier of splitmix64
-_CACHED_BYTES = 512 << 10  # hashed at once: these rows, and their words spread to 64 bits, fit L2
+_CACHED_BYTES = 256 << 10  # hashed at once: these rows, and their words spread to 64 bits, fit L2
 
 
 def digest_rows(rows: Tensor, row_numbers: Tensor) -> int:
@@ -37,26 +37,18 @@ def digest_rows(rows: Tensor, row_numbers: Tensor) -> int:
 
     In NumPy because it has unsigned 64-bit integers, and sums products in one pass.
     """
-    row_bytes = rows.shape[1]
-    if row_bytes % 4:
-        rows = torch.nn.functional.pad(rows, (0, -row_bytes % 4))
-    words = rows.contiguous().numpy().view(np.uint32).astype(np.uint64)
-    sums = np.einsum("rw,w->r", words, _constants(words.shape[1]))
-    numbers = row_numbers.numpy().astype(np.uint64)
-    return int(_mixed(sums + numbers * _GOLDEN).sum())
+    return _digest(rows, row_numbers.numpy().astype(np.uint64))
 
 
 def digest_span(slab: Slab, lease: Lease, span: Span) -> int:
     """Digest of the span's rows as they stand in the slab."""
-    place = slab.layout.place(span.field, span.layer)
-    # whole records at a time, which are the quickest to read
-    step = max(1, _CACHED_BYTES // (place.rows * place.row_bytes)) * place.rows
-    digest, start = 0, span.start
-    while start < span.stop:
-        stop = min((start // step + 1) * step, span.stop)
+    step = max(1, _CACHED_BYTES // slab.layout.place(span.field, span.layer).row_bytes)
+    digest = 0
+    for start in range(span.start, span.stop, step):
+        stop = min(start + step, span.stop)
         part = Span(field=span.field, layer=span.layer, start=start, stop=stop)
-        digest += digest_rows(slab.read_rows(part, lease), torch.arange(start, stop))
-        start = stop
+        numbers = np.arange(start, stop, dtype=np.uint64)
+        digest += _digest(slab.read_rows(part, lease), numbers)
     return digest & _MASK
 
 
@@ -112,6 +104,16 @@ def check_pieces(ours: Sequence[PieceDigest], theirs: Sequence[PieceDigest]) -> 
             )
     if expected or len(ours) != len(theirs):
         raise Rejected("pieces were announced that this rank does not have, or twice")
+
+
+def _digest(rows: Tensor, numbers: Hashes) -> int:
+    if rows.shape[1] % 4:
+        rows = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 4))
+    words = rows.contiguous().numpy().view(np.uint32).astype(np.uint64)
+    hashes = np.einsum("rw,w->r", words, _constants(words.shape[1]))
+    numbers *= _GOLDEN
+    hashes += numbers
+    return int(_mixed(hashes).sum())
 
 
 def _needed(fields: Sequence[StateField], length: int) -> Iterator[Span]:

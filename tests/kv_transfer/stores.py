@@ -46,7 +46,7 @@ class Store:
     def lease(self, length: int) -> Lease:
         """A lease whose memory is as another sequence might have left it."""
         lease = self.pool.lease(length)
-        self.slab.blocks[lease.block_table] = POISON
+        self.slab.blocks[torch.from_numpy(lease.block_table)] = POISON
         self.slab.slots[lease.slot] = POISON
         return lease
 
