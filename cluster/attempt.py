@@ -4,8 +4,8 @@
     Found        a reservation: tell prefill where to push
     Tokens       the first from prefill, at once; all later ones from decode
     HandedOver   decode has accepted; prefill is no longer needed
-    a loss       decode before it accepted: seek another place for the same state. Anything else
-                 ends the attempt.
+    a loss       decode, or the way to it, before it accepted: seek another place for the same
+                 state. Anything else ends the attempt.
 
 Knows nothing of other attempts; what lasts longer is in the journey.
 """
@@ -38,6 +38,7 @@ from cluster.messages import (
     Generate,
     HandedOver,
     Prefill,
+    PushFailed,
     PushTo,
     Reserved,
     Routed,
@@ -90,6 +91,8 @@ class Attempt:
                     case Said(leg, Failed() as failed):
                         error = revive(failed.error, failed.message, failed.retry_after_s)
                         self._on_loss(leg, error)
+                    case Said(_, PushFailed() as failed):
+                        await self._on_push_failed(failed)
                     case Said(leg, message):
                         self._on_message(leg, message)
                     case Found(leg, reserved):
@@ -211,23 +214,36 @@ class Attempt:
         replaceable = leg is self._decode and isinstance(state, Pushing)
         if not replaceable or not isinstance(error, WorkerLost | Draining):
             raise error
+        self._replace(leg, error)
+
+    async def _on_push_failed(self, failed: PushFailed) -> None:
+        """The decode rank itself may well live: it is only asked last."""
+        leg, state = self._decode, self._journey.state
+        if leg is None or not isinstance(state, Pushing) or state.reservation != failed.reservation:
+            return  # that place is lost already, or has all of it nevertheless
+        await leg.stream.close()
+        self._replace(leg, WorkerLost(failed.why), last=leg.endpoint)
+
+    def _replace(self, leg: Leg, error: ClusterError, last: Endpoint | None = None) -> None:
         self._places_lost += 1
         if self._places_lost >= self._settings.max_attempts:
             raise error
         self._journey.advance(PlaceLost())
         self._journey.timeline.record("place_lost", decode=leg.endpoint.name, error=str(error))
         self._decode = None
-        self._seek(None)
+        self._seek(None, last=last)
 
     # ------------------------------------------------------------ a place to decode
 
-    def _seek(self, decode: Endpoint | None) -> None:
+    def _seek(self, decode: Endpoint | None, last: Endpoint | None = None) -> None:
+        """Ask `decode` first, `last` only when nobody else has room."""
         search = PlaceSearch(
             self._journey,
             self._request,
             self._peers,
             self._routes,
             self._settings.reserve_timeout_s,
+            last=last,
         )
         self._legs.search(partial(search.find, decode))
 

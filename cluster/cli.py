@@ -1,4 +1,4 @@
-"""The `tandem` command: up, down, status, demo, and what model/commands.py adds.
+"""The `tandem` command: up, down, status, demo, bench, and what model/commands.py adds.
 
 Each command's `run` takes the parsed arguments and returns the exit status. Imports wait for the
 command that needs them: `tandem --help` answers without ray and torch.
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from cluster import local_ray
+from cluster.bench.command import add_bench
 from cluster.config import load_config
 from cluster.errors import ClusterError
 from cluster.launch import add_arguments, launch, timed
@@ -31,6 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_down(commands)
     _add_status(commands)
     _add_demo(commands)
+    add_bench(commands)
     add_commands(commands)
     options = parser.parse_args(arguments)
     local_ray.prefer()

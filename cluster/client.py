@@ -6,7 +6,8 @@
     with SyncClient.from_ray() as client:
         for delta in client.generate(prompt_token_ids, max_tokens=64): ...
 
-Leaving the loop early (break, del, a cancelled task) cancels the request on every rank.
+Leaving the loop early (break, del, a cancelled task) cancels the request on every rank. For text,
+from anywhere, over a server's URL, there is cluster.http_client.
 """
 
 from __future__ import annotations
@@ -81,10 +82,19 @@ class Client:
         return cls(Caller(config or ClusterConfig(), secret, find_router))
 
     def generate(
-        self, prompt_token_ids: Sequence[int], *, timeline: Timeline | None = None, **sampling: Any
+        self,
+        prompt_token_ids: Sequence[int],
+        *,
+        timeline: Timeline | None = None,
+        colocated: bool = False,
+        **sampling: Any,
     ) -> AsyncGenerator[Delta, None]:
-        """Streams tokens; keywords are those of build_request(). Raises one ClusterError."""
-        return self._caller.generate(build_request(prompt_token_ids, **sampling), timeline)
+        """Streams tokens; keywords are those of build_request(). Raises one ClusterError.
+
+        `colocated`: one decode rank does it all, which gives the same tokens.
+        """
+        request = build_request(prompt_token_ids, **sampling)
+        return self._caller.generate(request, timeline, colocated=colocated)
 
     def members(self) -> tuple[Member, ...]:
         return self._caller.members()
@@ -133,11 +143,10 @@ class SyncClient:
         return cls(make())
 
     def generate(
-        self, prompt_token_ids: Sequence[int], *, timeline: Timeline | None = None, **sampling: Any
+        self, prompt_token_ids: Sequence[int], **options: Any
     ) -> Generator[Delta, None, None]:
         """As Client.generate(), for a plain for loop."""
-        deltas = self._client.generate(prompt_token_ids, timeline=timeline, **sampling)
-        return self._drive(deltas)
+        return self._drive(self._client.generate(prompt_token_ids, **options))
 
     def close(self) -> None:
         self._wait(self._loop.shutdown_asyncgens())  # requests that nobody has read to their end

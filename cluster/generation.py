@@ -41,17 +41,18 @@ class Caller:
         self._routes = Routes(find_router, identity, config)
 
     async def generate(
-        self, request: Request, timeline: Timeline | None = None
+        self, request: Request, timeline: Timeline | None = None, *, colocated: bool = False
     ) -> AsyncGenerator[Delta, None]:
         """Prefill, hand over, decode; on a lost worker, prefill again from what was emitted.
 
         Yields tokens in order of index, each once, the last of them with `finish`. Raises one
         ClusterError, once, when the request cannot go on. Leaving it cancels everywhere at once.
+        `colocated`: a decode rank shall do it all, without a handoff.
         """
         self._check(request)
         with Journey(request, timeline or Timeline(), self._config) as journey:
             while True:
-                attempt = await self._attempt(journey)
+                attempt = await self._attempt(journey, colocated)
                 try:
                     async with aclosing(attempt.run()) as deltas:
                         async for delta in deltas:
@@ -75,11 +76,11 @@ class Caller:
     def _check(self, request: Request) -> None:
         check_request(request, self._routes.longest, self._routes.vocab_size)
 
-    async def _attempt(self, journey: Journey) -> Attempt:
-        route = await self._route(journey)
+    async def _attempt(self, journey: Journey, colocated: bool) -> Attempt:
+        route = await self._route(journey, colocated)
         return Attempt(journey, route, self._peers, self._routes, self._config.generation)
 
-    async def _route(self, journey: Journey) -> Routed:
+    async def _route(self, journey: Journey, colocated: bool) -> Routed:
         """Where to go; held while no rank can take it, because a dead one is soon replaced.
 
         Unavailable after recovery_wait_s; NoRoom at once when the queues of all are full.
@@ -95,6 +96,7 @@ class Caller:
                     length=request.prompt_length + request.output_length,
                     longest=request.longest,
                     avoid=journey.avoided(),
+                    colocated=colocated,
                 )
             )
             if isinstance(answer, Routed):

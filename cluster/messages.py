@@ -5,7 +5,7 @@ Who says what (-> first message of a stream, then what may follow on the same st
     caller -> router    Route            | Routed, NoWorkers
     caller -> router    Watch            | Membership, again on every change
     rank   -> router    Report           | repeated; the stream's end is the rank's end
-    caller -> prefill   Prefill          | Started, Tokens (index 0), HandedOver, Failed
+    caller -> prefill   Prefill          | Started, Tokens (index 0), PushFailed, HandedOver, Failed
                         PushTo, Cancel     from the caller, on the same stream
     caller -> decode    Reserve          | Reserved, NoRoomNow, DrainingNow, Failed,
                                            then Tokens from index 1
@@ -16,9 +16,8 @@ Who says what (-> first message of a stream, then what may follow on the same st
                         Pushed, Commit     from prefill, on the same stream
                         Cancelled          from prefill, asked by decode's Cancel or not
 
-Closing a stream cancels what it asked for. A decode rank that is lost before it accepted is for
-the caller to notice: prefill keeps the state and waits for the next PushTo. Token ids travel as
-bytes (int32, little endian).
+Closing a stream cancels what it asked for. Whatever is lost before decode has accepted, prefill
+keeps the state and waits for the next PushTo. Token ids travel as bytes (int32, little endian).
 """
 
 from __future__ import annotations
@@ -114,6 +113,7 @@ class Route(Value):
     longest: int  # positions to reserve
     avoid: tuple[str, ...] = ()  # incarnations that this request has lost
     decode_only: bool = False  # a prefill rank has it already; only its place is sought
+    colocated: bool = False  # one decode rank shall do it all, whatever the configuration says
 
 
 class Routed(Value):
@@ -236,6 +236,18 @@ class HandedOver(Value):
     reservation: str = ""  # which one; there may have been others before it
 
 
+class PushFailed(Value):
+    """Prefill cannot bring the state to that reservation; it keeps it for another one.
+
+    Often the caller has heard of the loss from the decode rank already. Not if only the path
+    between the two ranks is broken: then both are well, and nobody else knows.
+    """
+
+    kind: Literal["push_failed"] = "push_failed"
+    reservation: str
+    why: str
+
+
 class Cancel(Value):
     """The sender of this gives up what the stream is about."""
 
@@ -353,6 +365,7 @@ WireMessage = Annotated[
     | PushTo
     | Tokens
     | HandedOver
+    | PushFailed
     | Cancel
     | Cancelled
     | Connect

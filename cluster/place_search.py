@@ -29,19 +29,31 @@ from cluster.messages import (
 from cluster.routes import Routes
 from cluster.wire import Peers
 
+RETRY_S = 0.2  # before the same two ranks are tried again, when only the way was lost
+
 
 class PlaceSearch:
     """One search of one attempt. A full or draining rank costs no attempt."""
 
     def __init__(
-        self, journey: Journey, request: Request, peers: Peers, routes: Routes, within_s: float
+        self,
+        journey: Journey,
+        request: Request,
+        peers: Peers,
+        routes: Routes,
+        within_s: float,
+        *,
+        last: Endpoint | None = None,
     ) -> None:
+        """`last` is asked when nobody else has room."""
         self._journey = journey
         self._request = request
         self._peers = peers
         self._routes = routes
         self._within_s = within_s
         self._full: dict[str, float] = {}  # incarnation: when to ask it again, in seconds
+        if last is not None:
+            self._full[last.incarnation] = RETRY_S
         self._retry_after_s: float | None = None
 
     async def find(self, decode: Endpoint | None) -> Found:

@@ -18,9 +18,8 @@ def decide(
     roster: Roster, route: Route, settings: RouterSection
 ) -> tuple[Routed | NoWorkers, Roster]:
     """The choice, and the roster with the request charged to the chosen ranks."""
-    answer = choose(
-        roster, route, colocated=settings.colocated, retry_after_s=settings.retry_after_s
-    )
+    colocated = settings.colocated or route.colocated
+    answer = choose(roster, route, colocated=colocated, retry_after_s=settings.retry_after_s)
     return answer, roster.charge(route, answer) if isinstance(answer, Routed) else roster
 
 

@@ -29,9 +29,12 @@ async def stream(prompt: str, max_tokens: int) -> None:
     timeline = Timeline()
     async with await Client.from_ray(config.name, config) as client:
         token_ids = tokenizer.encode(prompt)
+        answer: list[int] = []
         async for delta in client.generate(token_ids, max_tokens=max_tokens, timeline=timeline):
+            answer += delta.token_ids
             print(*delta.token_ids, end=" ", flush=True)
     print()
+    print(tokenizer.decode(answer))
     print(timeline.summary())
 
 

@@ -137,7 +137,7 @@ class CompletionBody(_Body):
     ignore_eos: bool = False
     stop_token_ids: list[TokenId] = []
     include_stop_str_in_output: bool = False
-    bad_words: list[Annotated[str, Field(min_length=1)]] = Field(
+    bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default=[], max_length=MAX_BAD_WORDS
     )
     allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
@@ -175,6 +175,8 @@ class CompletionBody(_Body):
             raise BadField(
                 "echo", "cannot be combined with logprobs: the prompt's are not computed"
             )
+        if self.ignore_eos and self.stop_token_ids:
+            raise BadField("ignore_eos", "ignores every stop token, so stop_token_ids too")
         if self.timeline and choices > 1:
             raise BadField("timeline", f"is for one answer at a time, not for {choices}")
 

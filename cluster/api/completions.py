@@ -42,7 +42,7 @@ class Engine(Protocol):
     """What the HTTP side needs of whoever owns requests."""
 
     def generate(
-        self, request: Request, timeline: Timeline | None = None
+        self, request: Request, timeline: Timeline | None = None, *, colocated: bool = False
     ) -> AsyncGenerator[Delta, None]: ...
 
     def members(self) -> tuple[Member, ...]:
@@ -184,19 +184,18 @@ class Completions:
     async def _pieces(self, ask: Ask) -> AsyncGenerator[tuple[int, Piece], None]:
         """(index of the choice, what is new of it), of all choices side by side."""
         with self._places(len(ask.choices)):
-            sources = [self._answer(choice, ask.timeline) for choice in ask.choices]
+            sources = [self._answer(ask, choice) for choice in ask.choices]
             async with aclosing(merge(sources)) as pieces:
                 async for item in pieces:
                     yield item
 
-    async def _answer(
-        self, choice: Choice, timeline: Timeline | None
-    ) -> AsyncGenerator[Piece, None]:
+    async def _answer(self, ask: Ask, choice: Choice) -> AsyncGenerator[Piece, None]:
         """Ends with the piece that has a finish; a stop string ends the generation with it."""
         clock = self.metrics.answer(choice.request.prompt_length)
         echoed = choice.echoed
+        answer = self._engine.generate(choice.request, ask.timeline, colocated=ask.body.colocated)
         try:
-            async with aclosing(self._engine.generate(choice.request, timeline)) as deltas:
+            async with aclosing(answer) as deltas:
                 async for delta in deltas:
                     piece = choice.text.feed(delta)
                     clock.got(choice.text.count)

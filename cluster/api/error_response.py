@@ -8,13 +8,11 @@ import math
 from starlette.responses import JSONResponse, Response
 
 from cluster.api.openai import error_body
-from cluster.errors import ClusterError, RequestCancelled
+from cluster.errors import ClusterError
 
 
 def error_response(error: ClusterError) -> Response:
     """Of the error's own status; 429 and 503 say when to come again."""
-    if isinstance(error, RequestCancelled):
-        return Response(status_code=error.status)  # nobody is there to read it
     headers = {}
     if error.status in (429, 503):
         headers["retry-after"] = str(math.ceil(error.retry_after_s or 1.0))

@@ -23,6 +23,7 @@ CODES = {
 }
 """OpenAI's word for one of our kinds, where it has one; clients tell errors apart by it."""
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # made once: dumps() makes one a call
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -95,7 +96,7 @@ class Completion:
             "created": created,
             "model": model,
         }
-        empty = json.dumps(self._head | {"choices": []}, separators=(",", ":"))
+        empty = _encode(self._head | {"choices": []})
         self._before = empty.removesuffix("]}").encode()
         self._after = b'],"usage":null}' if null_usage else b"]}"
 
@@ -105,20 +106,20 @@ class Completion:
 
     def chunk(self, choice: Json) -> bytes:
         """As JSON text."""
-        return self._before + json.dumps(choice, separators=(",", ":")).encode() + self._after
+        return self._before + _encode(choice).encode() + self._after
 
     def text_chunk(self, index: int, text: str) -> bytes:
-        """The chunk of most tokens: nothing but text. Ten times cheaper than `chunk`."""
+        """The chunk of most tokens: nothing but text, and much cheaper."""
         return b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}%b' % (
             self._before,
             index,
-            json.dumps(text).encode(),
+            _encode(text).encode(),
             self._after,
         )
 
     def last_chunk(self, more: Mapping[str, Any]) -> bytes:
         """The chunk after the last token: usage, timeline, no choices."""
-        return json.dumps(self._around([], more), separators=(",", ":")).encode()
+        return _encode(self._around([], more)).encode()
 
     def _around(self, choices: list[Json], more: Mapping[str, Any]) -> Json:
         present = {key: value for key, value in more.items() if value is not None}

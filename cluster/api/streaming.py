@@ -25,6 +25,10 @@ T = TypeVar("T")
 Json = dict[str, Any]
 
 
+class ClientGone(RequestCancelled):
+    """Nobody is there any more to be told anything."""
+
+
 class BodyTooLarge(BadRequest):
     status = 413
 
@@ -45,12 +49,12 @@ async def read_body(http: HttpRequest, max_bytes: int, within_s: float) -> bytes
     except TimeoutError:
         raise BodyTooSlow(f"the body did not come within {within_s:g} s") from None
     except ClientDisconnect:
-        raise RequestCancelled("the client went away") from None
+        raise ClientGone("the client went away") from None
     return bytes(body)
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns. A client that leaves cancels it at once: RequestCancelled.
+    """What `work` returns. A client that leaves cancels it at once: ClientGone.
 
     The body must have been read: all that can still come from the client is its leaving.
     """
@@ -60,7 +64,7 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        raise RequestCancelled("the client went away")
+        raise ClientGone("the client went away")
     finally:
         working.cancel()
         leaving.cancel()
@@ -102,7 +106,7 @@ class EventStream(Response):
         """Raises only what happened before the first byte."""
         try:
             outcome = await while_connected(receive, self._send_all(send))
-        except RequestCancelled:
+        except ClientGone:
             outcome = "cancelled"
         if outcome is not None:
             set_outcome(scope, outcome)
@@ -119,9 +123,9 @@ class EventStream(Response):
                 async for event in events:
                     await self._send(send, b"data: %b\n\n" % event)
                 last = b"data: [DONE]\n\n"
+            except ClientGone:
+                raise
             except ClusterError as error:
-                if isinstance(error, RequestCancelled):
-                    raise
                 last, outcome = self._error_event(error), "error"
             except Exception:
                 logger.exception("a stream broke")
@@ -136,7 +140,7 @@ class EventStream(Response):
             async with asyncio.timeout(self._stall_s):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
         except TimeoutError:
-            raise RequestCancelled(f"the client read nothing for {self._stall_s:g} s") from None
+            raise ClientGone(f"the client read nothing for {self._stall_s:g} s") from None
 
     def _error_event(self, error: ClusterError) -> bytes:
         return b"data: %b\n\n" % json.dumps(self._error_body(error)).encode()

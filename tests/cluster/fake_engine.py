@@ -28,6 +28,7 @@ from cluster.messages import (
     Role,
     TokenLogprobs,
 )
+from tests.cluster.fakes import until
 
 MODEL = Path(__file__).parents[2] / "deploy" / "models" / "tiny"
 TOKENIZER: Tokenizer = load_tokenizer(MODEL)
@@ -52,6 +53,7 @@ class FakeEngine:
         self.sizes = sizes
         self.finish: FinishReason = finish
         self.requests: list[Request] = []
+        self.colocated: list[bool] = []  # how each was asked for
         self.roles: Sequence[Role] = ("prefill", "decode")
         self.begun = asyncio.Event()
         self.left = asyncio.Event()  # a generation has ended, whichever way
@@ -63,8 +65,11 @@ class FakeEngine:
         self,
         request: Request,
         timeline: Timeline | None = None,
+        *,
+        colocated: bool = False,
     ) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
+        self.colocated.append(colocated)
         if timeline is not None:
             timeline.record("routed", decode="decode-a/0")
         whole = self.answer_to(request)
@@ -145,7 +150,7 @@ async def serving(
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-            assert app.state.completions.running == 0
+            await until(lambda: app.state.completions.running == 0, WITHIN_S)
         finally:
             server.should_exit = True
             await running

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 from typing import Any
 
 import pytest
@@ -141,7 +142,7 @@ async def test_a_missing_seed_is_drawn_for_each_prompt() -> None:
 
 def test_derived_seeds_stay_as_documented() -> None:
     assert choice_seed(7, 0) == 7
-    assert choice_seed(7, 1) == 0x1A2BBDED42F8B0C6
+    assert choice_seed(7, 1) == 7768823104508221553
     assert len({choice_seed(seed, index) for seed in range(20) for index in range(20)}) == 400
     assert all(0 <= choice_seed(2**63 - 1, index) < 2**63 for index in range(100))
 
@@ -166,7 +167,8 @@ async def test_the_prompts_own_logprobs_are_refused_by_name() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_one_lost_answer_of_several_is_one_error_and_ends_the_others(stream: bool) -> None:
     engine = FakeEngine(ANSWER, error=WorkerLost("decode-1 died"))
-    engine.hold_at = lambda index: len(engine.requests) == 3 and index == 4
+    arrivals = count()
+    engine.hold_at = lambda index: index == 4 and next(arrivals) < 2  # only the third goes on
     body = {"prompt": "a", "n": 3, "stream": stream}
     app = app_over(engine, WIDE)
     async with client_of(app) as client:
@@ -177,6 +179,13 @@ async def test_one_lost_answer_of_several_is_one_error_and_ends_the_others(strea
     else:
         assert answer.status_code == 502
     assert app.state.completions.running == 0
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+async def test_one_rank_does_it_all_on_demand(colocated: bool) -> None:
+    engine = FakeEngine(ANSWER)
+    await ask(engine, colocated=colocated)
+    assert engine.colocated == [colocated] * 2
 
 
 async def test_all_sampling_fields_reach_the_engine() -> None:
@@ -197,7 +206,6 @@ async def test_all_sampling_fields_reach_the_engine() -> None:
         "logit_bias": {"5": 1, "6": -100},
         "allowed_token_ids": [5, 6],
         "stop_token_ids": [7],
-        "ignore_eos": True,
         "bad_words": ["two"],
         "user": "somebody",
         "best_of": 1,
@@ -208,5 +216,4 @@ async def test_all_sampling_fields_reach_the_engine() -> None:
     assert {name: getattr(sampling, name) for name in fields} == fields
     assert sampling.logit_bias == ((5, 1.0), (6, -100.0))
     assert (sampling.allowed_token_ids, sampling.stop_token_ids) == ((5, 6), (7,))
-    assert sampling.ignore_stop
     assert {TOKENIZER.decode(word) for word in sampling.bad_words} == {"two", " two"}

@@ -8,10 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.api.app import create_app
+from cluster.api.text import Tokenizer
 from cluster.config import ClusterConfig
 from cluster.errors import (
     ClusterError,
     NoRoom,
+    RequestCancelled,
     TransferError,
     Unavailable,
     WorkerLost,
@@ -19,6 +22,7 @@ from cluster.errors import (
 from cluster.messages import unpack_ids
 from tests.cluster.fake_engine import (
     CONFIG,
+    MODEL,
     TOKENIZER,
     FakeEngine,
     app_over,
@@ -113,13 +117,12 @@ async def test_token_ids_and_the_timeline_on_demand(stream: bool) -> None:
 
 async def test_sampling_reaches_the_engine_and_a_missing_seed_is_drawn() -> None:
     engine = FakeEngine(ANSWER)
-    body = {"prompt": [5], "seed": 7, "temperature": 0.5, "stop_token_ids": [3], "ignore_eos": True}
-    await post(engine, body)
+    await post(engine, {"prompt": [5], "seed": 7, "temperature": 0.5, "stop_token_ids": [3]})
     await post(engine, {"prompt": [5]})
-    await post(engine, {"prompt": [5], "seed": None})
+    await post(engine, {"prompt": [5], "seed": None, "ignore_eos": True})
     first, second, third = (request.sampling for request in engine.requests)
     assert (first.seed, first.temperature) == (7, 0.5)
-    assert (first.stop_token_ids, first.ignore_stop) == ((3,), True)
+    assert (first.stop_token_ids, first.ignore_stop, third.ignore_stop) == ((3,), False, True)
     assert second.temperature == 1.0
     assert second.seed != third.seed
 
@@ -219,6 +222,11 @@ async def test_a_wrong_field_is_named(field: str, value: object) -> None:
     assert not engine.requests
 
 
+async def test_an_option_that_another_makes_void_is_refused() -> None:
+    answer = await post(FakeEngine(), {"prompt": [1], "stop_token_ids": [3], "ignore_eos": True})
+    assert answer.json()["error"]["param"] == "ignore_eos"
+
+
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
 async def test_numbers_that_are_not_finite_are_refused(number: str) -> None:
     answer = await post(FakeEngine(ANSWER), f'{{"prompt": [1], "temperature": {number}}}')
@@ -233,6 +241,26 @@ async def test_what_is_not_a_json_object_is_refused(body: str) -> None:
     answer = await post(FakeEngine(ANSWER), body)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "stop_token_ids", "allowed_token_ids"])
+async def test_padding_of_the_vocabulary_cannot_be_asked_for(field: str) -> None:
+    tree = json.loads((MODEL / "tokenizer.json").read_text())
+    padded = Tokenizer(tree, vocab_size=TOKENIZER.vocab_size + 7)
+    padding = TOKENIZER.vocab_size + 3
+    value = {str(padding): 100} if field == "logit_bias" else [padding]
+    async with client_of(create_app(FakeEngine(ANSWER), padded, CONFIG)) as client:
+        answer = await client.post(URL, json={"prompt": [1], field: value})
+    assert answer.status_code == 400
+    assert str(padding) in answer.json()["error"]["message"]
+
+
+async def test_allowing_only_what_is_forbidden_is_refused() -> None:
+    (token_id,) = TOKENIZER.encode("a")
+    body = {"prompt": [1], "allowed_token_ids": [token_id], "bad_words": ["a"]}
+    answer = await post(FakeEngine(ANSWER), body)
+    assert answer.status_code == 400
+    assert "allowed_token_ids" in answer.json()["error"]["message"]
 
 
 async def test_too_long_is_refused_with_both_numbers_before_the_engine() -> None:
@@ -284,6 +312,12 @@ async def test_an_error_in_mid_stream_is_the_last_event_and_no_finish_was_told()
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
 
 
+async def test_a_server_that_ends_says_so_in_the_stream() -> None:
+    engine = FakeEngine(ANSWER[:2], error=RequestCancelled("this caller was closed"))
+    *_, last = events(await post(engine, {"prompt": [1], "stream": True}))
+    assert last["error"]["message"] == "this caller was closed"
+
+
 async def test_an_error_of_a_whole_answer_is_never_half_of_it() -> None:
     engine = FakeEngine(ANSWER[:2], error=TransferError("state was lost"))
     answer = await post(engine, {"prompt": [1]})
@@ -293,7 +327,7 @@ async def test_an_error_of_a_whole_answer_is_never_half_of_it() -> None:
 
 async def test_a_bug_is_a_500_without_its_inside() -> None:
     class Broken(FakeEngine):
-        def generate(self, *_: object) -> Any:  # type: ignore[override]
+        def generate(self, *_: object, **__: object) -> Any:  # type: ignore[override]
             raise KeyError("secret detail")
 
     answer = await post(Broken(), {"prompt": [1]})

@@ -12,9 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.api.streaming import while_connected
+from cluster.api.streaming import ClientGone, while_connected
 from cluster.config import ClusterConfig
-from cluster.errors import RequestCancelled
 from tests.cluster.fake_engine import CONFIG, TOKENIZER, FakeEngine, serving, with_http
 
 WITHIN_S = 0.5  # what the product promises; here it takes milliseconds
@@ -96,7 +95,7 @@ async def test_work_that_is_done_is_returned_even_as_the_client_leaves() -> None
         return 0
 
     assert await while_connected(receive, done()) == 7
-    with pytest.raises(RequestCancelled):
+    with pytest.raises(ClientGone):
         await while_connected(receive, never())
 
 

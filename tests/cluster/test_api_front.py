@@ -70,13 +70,16 @@ def test_a_file_of_keys_that_cannot_be_used_is_no_open_server(tmp_path: Path) ->
 
 async def test_the_clients_request_id_comes_back_and_else_there_is_one() -> None:
     async with client_of(app_over(FakeEngine(ANSWER))) as client:
-        for body in ({"prompt": [1]}, {"prompt": [1], "stream": True}, {"prompt": []}):
+        bodies: list[dict[str, Any]] = [{"prompt": [1]}, {"prompt": [1], "stream": True}, {"n": 0}]
+        for body in bodies:
             answer = await client.post(URL, json=body, headers={"x-request-id": "mine/7"})
             assert answer.headers.get_list("x-request-id") == ["mine/7"]
         first, second = [await client.get("/health") for _ in range(2)]
         assert first.headers["x-request-id"] != second.headers["x-request-id"]
-        for wrong in ("a" * 129, "two words", "\u00e9".encode("latin-1")):
-            answer = await client.get("/health", headers={"x-request-id": wrong})
+        for wrong in ("a" * 129, "two words", "\u00e9"):
+            answer = await client.get(
+                "/health", headers=httpx.Headers({"x-request-id": wrong}, encoding="latin-1")
+            )
             assert answer.status_code == 400
             assert "X-Request-Id" in answer.json()["error"]["message"]
             assert answer.headers["x-request-id"] != wrong
@@ -91,6 +94,15 @@ async def test_the_same_request_id_twice_at_once_is_two_requests() -> None:
         )
     first, second = engine.requests
     assert first.request_id != second.request_id
+
+
+async def test_behind_a_proxys_prefix_the_same_paths_are_open(keys_file: str) -> None:
+    app = app_over(FakeEngine(ANSWER), with_http(api_keys_file=keys_file))
+    transport = httpx.ASGITransport(app, root_path="/tandem")
+    async with httpx.AsyncClient(transport=transport, base_url="http://test/tandem") as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/v1/models", headers=bearer("first-key"))).status_code == 200
 
 
 async def test_a_body_that_does_not_come_is_not_waited_for() -> None:

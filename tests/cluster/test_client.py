@@ -71,6 +71,16 @@ async def test_tokens_stream_in_an_event_loop() -> None:
 
 
 @pytest.mark.usefixtures("nothing_is_left_behind")
+async def test_a_decode_rank_does_it_all_on_demand() -> None:
+    async with cluster_of_two() as cluster:
+        assert cluster.address is not None
+        async with Client.connect(cluster.address, SECRET, CONFIG) as client:
+            deltas = client.generate([1, 2, 3], max_tokens=5, colocated=True)
+            assert [token async for delta in deltas for token in delta.token_ids] == answer(5)
+        assert [len(rank.heard) for rank in cluster.ranks] == [0, 1]
+
+
+@pytest.mark.usefixtures("nothing_is_left_behind")
 async def test_another_secret_reaches_nobody() -> None:
     async with cluster_of_two() as cluster:
         assert cluster.address is not None

@@ -32,6 +32,7 @@ from cluster.messages import (
     Prefill,
     Proof,
     Pushed,
+    PushFailed,
     PushOpened,
     PushTo,
     RejectedNow,
@@ -94,6 +95,7 @@ EXAMPLES: tuple[WireMessage, ...] = (
     HandedOver(
         bytes_moved=1, pushes=2, push_s=0.1, tail_s=0.2, path="nixl/UCX", reservation="i1:1"
     ),
+    PushFailed(reservation="i1:1", why="no route to decode-0/0"),
     Cancel(),
     Cancelled(),
     Connect(wire_form="f", metadata=b"\x00\xff"),

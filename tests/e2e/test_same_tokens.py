@@ -6,18 +6,11 @@ Over real NIXL, with the real tiny model; chunks of 32, blocks of 16, a window o
 from __future__ import annotations
 
 import asyncio
-from functools import cache
 
 import pytest
-import torch
 
 from cluster.messages import Request
-from engine.choice import Choice
-from engine.context import Context
-from engine.sampler import sample
-from model.batch import Chunk, build_batch
-from model.dense_cache import DenseCache
-from model.state import state_fields
+from tests.plain_loop import straight
 from tests.tiny import TinyCluster, load_tiny, make_prompt, make_request, tiny_config
 
 LENGTHS = (1, 2, 3, 31, 32, 33, 127, 128, 129, 130, 255, 256, 257)
@@ -38,27 +31,6 @@ def _requests() -> list[Request]:
         for length in SEEDED
     ]
     return greedy + seeded
-
-
-@cache
-def straight(request: Request) -> tuple[int, ...]:
-    """No engine, no blocks, no ranks: the whole prompt at once, then row by row."""
-    model = load_tiny()
-    state = DenseCache(state_fields(model.spec), 1)
-    ids, done = request.token_ids, 0
-    for _ in range(TOKENS):
-        batch = build_batch(
-            [Chunk(ids, done, len(ids) - done)],
-            image_token_id=model.spec.image_token_id,
-            ngram=model.spec.engram_max_ngram_size,
-        )
-        with torch.no_grad():
-            logits = model.forward(batch, state)
-        done = len(ids)
-        (choice,) = sample(logits, [Context(request, ids)])
-        assert isinstance(choice, Choice)
-        ids = [*ids, choice.token]
-    return tuple(ids[request.prompt_length :])
 
 
 async def _check(cluster: TinyCluster, *requests: Request) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from cluster.messages import Request
 from engine.choice import Choice
 from engine.context import Context
 from engine.logits import change
+from engine.request import Limits, check
 from engine.sampler import sample
 from tests.engine.sampling import context, draw, fits, tokens
 
@@ -121,6 +123,22 @@ def test_options_change_the_logits_before_the_draw() -> None:
     shares = torch.softmax((LOGITS + torch.tensor([0.0, 2.0, 0.0, -100.0, 0.0])) / 1.5, 0)
     counts = draw(LOGITS, 3000, seed=5, temperature=1.5, logit_bias={1: 2.0, 3: -100.0})
     assert fits(counts, shares.double().numpy())
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("stop_token_ids", (5,)),
+        ("logit_bias", {5: 1.0}),
+        ("bad_words", ((0, 5),)),
+        ("allowed_token_ids", (4, 5)),
+    ],
+)
+def test_a_rank_refuses_ids_outside_its_vocabulary(option: str, value: Any) -> None:
+    request = context(**{option: value}).request
+    check(request, Limits(vocab_size=6, max_length=2000, capacity=2000), held=1)
+    with pytest.raises(BadRequest, match=f"r: {option}: token id 5 is outside .* of 5"):
+        check(request, Limits(vocab_size=5, max_length=2000, capacity=2000), held=1)
 
 
 @pytest.mark.parametrize("seen", range(5))

@@ -6,6 +6,7 @@ from operator import ne
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from cluster.messages import Request
 from engine import sampler
@@ -80,15 +81,26 @@ def test_every_option_has_a_say_in_the_answer_so_that_equality_means_something()
 def test_neither_batch_nor_order_nor_grouping_changes_a_token(
     at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampler, "_AT_ONCE", at_once)
-    rows = [
-        (context(PROMPT, range(length), stop_ids=STOPS, **options), 7 * length + 1)
+    monkeypatch.setattr(sampler, "_AT_ONCE_CPU", at_once)
+    logits, contexts = many_rows()
+    alone = [tokens(row[None], one)[0] for row, one in zip(logits, contexts, strict=True)]
+    rows = [*range(len(contexts))]
+    for order in (rows, rows[::-1], rows[::2] + rows[1::2]):
+        together = tokens(logits[order], *(contexts[row] for row in order))
+        assert together == [alone[row] for row in order]
+
+
+@pytest.mark.gpu
+def test_a_gpu_chooses_the_tokens_of_a_cpu() -> None:
+    logits, contexts = many_rows()
+    assert tokens(logits.cuda(), *contexts) == tokens(logits, *contexts)
+
+
+def many_rows() -> tuple[Tensor, list[Context]]:
+    """Every option, at several lengths of output."""
+    contexts = [
+        context(PROMPT, range(length), stop_ids=STOPS, **options)
         for length in range(5)
         for options in OPTIONS
     ]
-    alone = [tokens(MODEL[row % V][None], one)[0] for one, row in rows]
-    count = len(rows)
-    for order in ([*range(count)], [*range(count)][::-1], [7 * i % count for i in range(count)]):
-        logits = MODEL[[rows[i][1] % V for i in order]]
-        together = tokens(logits, *(rows[i][0] for i in order))
-        assert together == [alone[i] for i in order]
+    return MODEL[[7 * row % V for row in range(len(contexts))]], contexts

@@ -1,0 +1,1 @@
+"""Measures a server as its clients see it: `tandem bench`, and what HTTP itself costs."""

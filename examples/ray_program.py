@@ -1,0 +1,46 @@
+"""The request of every example here, from inside a Ray program: a task asks the cluster that runs
+beside it, without HTTP.
+
+    python examples/ray_program.py
+
+Run it from the repository root, or install the package; RAY_ADDRESS says which Ray cluster.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import ray
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from cluster import local_ray
+from cluster.api.text import load_tokenizer
+from cluster.client import SyncClient
+from cluster.config import load_config
+
+ROOT = Path(__file__).resolve().parent.parent
+PROMPT = "def add(a, b):"
+MAX_TOKENS = 16
+
+
+def complete(prompt: str, max_tokens: int) -> str:
+    """Any task or actor can do this; it talks to the ranks directly."""
+    config = load_config(ROOT / "deploy" / "configs" / "local.toml")
+    tokenizer = load_tokenizer(ROOT / config.model.path)
+    with SyncClient.from_ray(config.name, config) as client:
+        deltas = client.generate(tokenizer.encode(prompt), max_tokens=max_tokens)
+        return tokenizer.decode([token for delta in deltas for token in delta.token_ids])
+
+
+def main() -> None:
+    local_ray.prefer()  # the cluster of `tandem up --local`, unless RAY_ADDRESS names another
+    environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}  # where tasks find our code
+    ray.init(address="auto", log_to_driver=False, runtime_env=environment)
+    task = ray.remote(num_cpus=0)(complete)
+    print(ray.get(task.remote(PROMPT, MAX_TOKENS)))
+
+
+if __name__ == "__main__":
+    main()
