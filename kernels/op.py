@@ -7,6 +7,7 @@ alone and in any batch. Knows no op and no model.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, ParamSpec, TypeVar
@@ -39,7 +40,15 @@ def _on_cpu(value: object) -> bool:
 
 ROW_MULTIPLE = 8
 """CPU ops give a row the same bits in any batch only if the rows are a multiple of this: products
-of 1 to 3 rows, and those of an odd few on some CPUs, take other BLAS kernels."""
+of a few rows take other BLAS kernels."""
+
+AVX512 = torch.backends.cpu.get_cpu_capability() == "AVX512"
+"""With AVX2 both BLAS libraries, torch's and NumPy's, treat a row by its place in a product."""
+
+if not AVX512:
+    # In this mode MKL does not. It is read at MKL's first use, and would cost small products half
+    # their speed where it is not needed.
+    os.environ.setdefault("MKL_CBWR", "AUTO,STRICT")
 
 _VECTOR = 32
 """Elements that a vectorised loop of torch takes at a time, in float32 with AVX-512; others take
@@ -53,6 +62,8 @@ def padded(count: int) -> int:
 
 def elementwise(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
     """A transcendental function of each element, rounded the same at any place of any tensor."""
+    if values.shape[-1] % _VECTOR == 0:
+        return function(values)
     extra = -values.numel() % _VECTOR
     if not extra:
         return function(values.contiguous())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,14 +38,15 @@ class Groups:
     @classmethod
     def of(cls, rows: Rows, ratio: int) -> Groups:
         positions = rows.positions_T[: rows.count]
-        last = ((positions + 1) % ratio == 0).nonzero().squeeze(1)
+        last = ((positions + 1) % ratio == 0).nonzero()[0]
         numbers = positions[last] // ratio
+        starts_N = torch.from_numpy(pad_rows(numbers * ratio))
         return cls(
             len(last),
-            numbers,
-            rows.requests_T[last],
-            pad_rows(last),
-            rotations(pad_rows(numbers * ratio), rows.frequencies[True]),
+            torch.from_numpy(numbers),
+            torch.from_numpy(rows.requests_T[last]),
+            torch.from_numpy(pad_rows(last)),
+            rotations(starts_N, rows.frequencies[True]),
         )
 
 
@@ -52,19 +54,30 @@ class Groups:
 class Pairs:
     """Where ratio 2 finds the first position of each group, and which positions stay open."""
 
+    tail_requests_R: Tensor
     tail_rows_R: Tensor  # row of the pending position before each chunk; -1 where there is none
     first_N: Tensor  # into the R tails, then the T rows
-    even: Tensor  # rows at even positions
+    open: Tensor  # rows whose values may have to wait
+    open_requests: Tensor
+    open_positions: Tensor
 
     @classmethod
     def of(cls, rows: Rows) -> Pairs:
-        groups = rows.plan(Groups.of, 2)
-        starts_R = rows.starts_R
-        request_N, requests = rows.requests_T[groups.last_N], len(starts_R)
-        before_chunk_N = rows.positions_T[groups.last_N] == starts_R[request_N]
-        first_N = torch.where(before_chunk_N, request_N, requests + groups.last_N - 1)
-        even = (rows.positions_T[: rows.count] % 2 == 0).nonzero().squeeze(1)
-        return cls(torch.where(starts_R % 2 == 1, starts_R - 1, -1), first_N.clamp(min=0), even)
+        last_N = rows.plan(Groups.of, 2).last_N.numpy()
+        starts_R, requests = rows.starts_R, len(rows.starts_R)
+        request_N = rows.requests_T[last_N]
+        from_tail_N = rows.positions_T[last_N] == starts_R[request_N]
+        first_N = np.where(from_tail_N, request_N, requests + last_N - 1)
+        newest = rows.newest(1, False)
+        open_ = newest[rows.positions_T[newest] % 2 == 0]
+        return cls(
+            torch.arange(requests),
+            torch.from_numpy(np.where(starts_R % 2 == 1, starts_R - 1, -1)),
+            torch.from_numpy(np.maximum(first_N, 0)),
+            torch.from_numpy(open_),
+            torch.from_numpy(rows.requests_T[open_]),
+            torch.from_numpy(rows.positions_T[open_]),
+        )
 
 
 class Compressor:
@@ -100,15 +113,9 @@ class Compressor:
 
     def _pool(self, projected_TX: Tensor, rows: Rows, groups: Groups, cache: Cache) -> Tensor:
         pairs = rows.plan(Pairs.of)
-        numbers_R = torch.arange(len(pairs.tail_rows_R))
-        tails_RX = cache.read(TAIL, self._layer, numbers_R, pairs.tail_rows_R)
-        cache.write(
-            TAIL,
-            self._layer,
-            rows.requests_T[pairs.even],
-            rows.positions_T[pairs.even],
-            projected_TX.index_select(0, pairs.even),
-        )
+        tails_RX = cache.read(TAIL, self._layer, pairs.tail_requests_R, pairs.tail_rows_R)
+        waiting = projected_TX.index_select(0, pairs.open)
+        cache.write(TAIL, self._layer, pairs.open_requests, pairs.open_positions, waiting)
         first_NX = torch.cat([tails_RX, projected_TX]).index_select(0, pairs.first_N)
         last_NX = projected_TX.index_select(0, groups.last_N)
         return compress(*first_NX.chunk(2, 1), *last_NX.chunk(2, 1))

@@ -23,7 +23,7 @@ from model.cache import Cache
 from model.moe import MakeExperts
 from model.norm import RMSNorm
 from model.options import ModelOptions
-from model.rows import Rows, pad_rows
+from model.rows import Rows, pad_tensor
 from model.spec import ModelSpec
 from model.state import DRAFT_WINDOW
 from model.weight_source import WeightSource
@@ -81,12 +81,13 @@ class Drafter:
 
     def observe(self, taps: Tensor, rows: Rows, cache: Cache) -> None:
         """Context rows from `taps` [rows, layers tapped * D], for each request's newest rows."""
-        rows, index_T = rows.select(rows.newest(self._spec.sliding_window, rows.clips_R))
+        rows, index_T = rows.select(rows.newest(self._spec.sliding_window, True))
         taps = taps.index_select(0, index_T)
         if self._fp8:
             taps = fake_quant(taps, "fp8")
         main_TD = self._main_norm(taps @ self._main)
-        requests, positions = rows.requests_T[: rows.count], rows.positions_T[: rows.count]
+        requests = torch.from_numpy(rows.requests_T[: rows.count])
+        positions = torch.from_numpy(rows.positions_T[: rows.count])
         for number, stage in enumerate(self._stages):
             kv_Td = stage.attention.window_kv(main_TD, rows.turns(0))
             cache.write(DRAFT_WINDOW, number, requests, positions, kv_Td[: rows.count])
@@ -105,14 +106,14 @@ class Drafter:
         ids_RB = anchors_R.unsqueeze(1).repeat(1, size)
         ids_RB[:, 1:] = spec.dspark_noise_token_id
         places_B = torch.arange(size, device=anchors_R.device)
-        positions_T = pad_rows((lengths_R.unsqueeze(1) + places_B).flatten())
-        requests_T = pad_rows(torch.arange(count, device=anchors_R.device) // size)
+        positions_T = pad_tensor((lengths_R.unsqueeze(1) + places_B).flatten())
+        requests_T = pad_tensor(torch.arange(count, device=anchors_R.device) // size)
         context = _Context.of(lengths_R, window_starts_R, spec.sliding_window)
         turns_T1P = rotations(positions_T, self._frequencies_P)
 
         mask_T1W = context.mask_RW.index_select(0, requests_T).unsqueeze(1)
 
-        residual = Residual.of(self._embed_VD[pad_rows(ids_RB.flatten())], spec.hc_mult)
+        residual = Residual.of(self._embed_VD[pad_tensor(ids_RB.flatten())], spec.hc_mult)
         for number, stage in enumerate(self._stages):
             opened = stage.open(residual)
             low_TL, kv_Td = stage.attention.project(opened.x_TD, turns_T1P)
@@ -143,8 +144,8 @@ class Drafter:
         logits: list[Tensor] = []
         previous = anchors_R
         for place in range(size):
-            markov = self._markov_VM[pad_rows(previous)]
-            seen = torch.cat([pad_rows(x_RBD[:, place]), markov], 1)
+            markov = self._markov_VM[pad_tensor(previous)]
+            seen = torch.cat([pad_tensor(x_RBD[:, place]), markov], 1)
             confidence.append(elementwise(torch.sigmoid, seen @ self._confidence)[:requests, 0])
             logits.append(logits_RBV[:, place] + (markov @ self._markov_MV)[:requests])
             previous = choose(logits[-1], place)

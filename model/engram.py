@@ -109,6 +109,6 @@ class Engram:
         projected = (memory @ self._wkv).view(count, streams + 1, size)
         keys_TnD, value_TD = projected[:, :-1], projected[:, -1:]
         gates_Tn = engram_gates(streams_TnD, keys_TnD, self._weight_nD, self._eps)
-        if rows.has_images:
-            gates_Tn = gates_Tn.masked_fill(rows.images_T.unsqueeze(1), 0.0)
+        if rows.image_rows is not None:
+            gates_Tn = gates_Tn.masked_fill(rows.image_rows.unsqueeze(1), 0.0)
         return torch.addcmul(streams_TnD, gates_Tn.unsqueeze(2), value_TD)

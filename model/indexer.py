@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,27 +47,25 @@ class Group:
 def groups_of(rows: Rows, ratio: int, block: int) -> list[Group]:
     """J is a multiple of `block`."""
     found = []
-    for count in sorted(set(rows.counts_R.tolist())):
-        if not count:
-            continue
-        members_G = (rows.counts_R == count).nonzero().squeeze(1)
-        offsets_Q = torch.arange(padded(count))
-        rows_GQ = rows.first_R[members_G].unsqueeze(1) + offsets_Q.clamp(max=count - 1)
+    for count in sorted(set(rows.counts_R.tolist()) - {0}):
+        members_G1 = (rows.counts_R == count).nonzero()[0][:, None]
+        offsets_Q = np.arange(padded(count))
+        rows_GQ = rows.first_R[members_G1] + np.minimum(offsets_Q, count - 1)
         visible_GQ = (rows.positions_T[rows_GQ] + 1) // ratio
-        visible_GQ = visible_GQ.masked_fill(offsets_Q >= count, 0)
-        most = int(visible_GQ.max())
-        keys_J = torch.arange(-(-max(most, 1) // block) * block)
-        known_G1 = visible_GQ.amax(1, keepdim=True)
-        keys_GJ = keys_J.expand(len(members_G), -1).masked_fill(keys_J >= known_G1, -1)
+        visible_GQ[:, count:] = 0
+        known_G1 = visible_GQ.max(1, keepdims=True)
+        most = int(known_G1.max())
+        keys_J = np.arange(-(-max(most, 1) // block) * block)
+        keys_GJ = np.where(keys_J < known_G1, keys_J, -1)
         found.append(
             Group(
                 count,
-                rows_GQ[:, :count].flatten(),
-                rows_GQ,
-                visible_GQ,
-                members_G.unsqueeze(1).expand_as(keys_GJ),
-                keys_GJ,
-                keys_J >= visible_GQ.unsqueeze(2),
+                torch.from_numpy(rows_GQ[:, :count].ravel()),
+                torch.from_numpy(rows_GQ),
+                torch.from_numpy(visible_GQ),
+                torch.from_numpy(members_G1).expand(keys_GJ.shape),
+                torch.from_numpy(keys_GJ),
+                torch.from_numpy(keys_J >= visible_GQ[:, :, None]),
                 most,
             )
         )
@@ -91,11 +90,11 @@ class Indexer:
         q_Thd = rope(queries.view(-1, self._heads, self._size), rows.turns(self._ratio))
         q_Thd = fake_quant(q_Thd, "fp4")
         weights_Th = x_TD @ self._weights_Dh
-        chosen_TK = torch.full((len(x_TD), self._top_rows), -1)
+        chosen_TK = torch.full((x_TD.shape[0], self._top_rows), -1)
         for number, group in enumerate(groups):
             chosen_GQK = self._choose(q_Thd, weights_Th, number, group, step)
-            chosen_TK[group.rows] = chosen_GQK[:, : group.count].flatten(0, 1)
-        requests_TK = rows.requests_T.unsqueeze(1).expand_as(chosen_TK)
+            chosen_TK.index_copy_(0, group.rows, chosen_GQK[:, : group.count].flatten(0, 1))
+        requests_TK = torch.from_numpy(rows.requests_T).unsqueeze(1).expand_as(chosen_TK)
         keys_TKd = step.cache.read(compressed(self._ratio), self._source, requests_TK, chosen_TK)
         mask_TK = torch.zeros(chosen_TK.shape).masked_fill_(chosen_TK < 0, -torch.inf)
         step.selected = Selected(keys_TKd, mask_TK.unsqueeze(1))

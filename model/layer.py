@@ -60,7 +60,7 @@ class Layer:
         opened = self._block.open(residual)
         if self._compressor:
             self._compressor(opened.x_TD, step.rows, step.cache)
-        leaving = self._compacts and step.rows.any_below_clip
+        leaving = self._compacts and len(step.rows.above_clip) < step.rows.count
         if leaving and self._clipped:
             opened = opened.select(step.drop_below_clip())
         low_TL, window_TWd, mask_T1W = self._look_back(opened.x_TD, step)
@@ -79,10 +79,7 @@ class Layer:
             q_THd, window_TWd, mask_T1W, attention.sink_1H1, *(selected or ())
         )
         attended_TD = attention.output(heads_THd, turns_T1P)
-        rows = step.rows
-        return self._block.close(
-            opened, attended_TD, rows.count, rows.images_T if rows.has_images else None
-        )
+        return self._block.close(opened, attended_TD, step.rows.count, step.rows.image_rows)
 
     def _look_back(self, x_TD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """What queries are made of, and the window keys of each row with their mask."""

@@ -38,8 +38,8 @@ class Step:
 
     def drop_below_clip(self) -> Tensor:
         """Go on with the rows at or above their request's clip; where they were, padded [T]."""
-        self.kept = self.rows.above_clip.nonzero().squeeze(1)
-        self.rows, index_T = self.rows.select(self.kept)
+        self.kept = torch.from_numpy(self.rows.above_clip)
+        self.rows, index_T = self.rows.select(self.rows.above_clip)
         return index_T
 
     def places_of(self, rows: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from model.layer import Layer
 from model.moe import LocalExperts, MakeExperts
 from model.norm import RMSNorm
 from model.options import ModelOptions
-from model.rows import Rows, pad_rows
+from model.rows import Rows, pad_tensor
 from model.spec import ModelSpec
 from model.step import Step
 from model.weight_source import WeightSource
@@ -83,7 +83,7 @@ class Transformer:
         """
         self._check(batch)
         step = Step(Rows.of(batch, self._frequencies, self.spec.dspark_block_size), cache)
-        ngrams_TN = self._compressed_ids(pad_rows(batch.ngrams_Tn))
+        ngrams_TN = self._compressed_ids(pad_tensor(batch.ngrams_Tn))
         residual = Residual.of(self._embed(batch), self.spec.hc_mult)
         taps = []
         for number, layer in enumerate(self._layers):
@@ -117,7 +117,7 @@ class Transformer:
         return self._drafter(anchors_R, lengths_R, starts_R, cache, choose)
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
-        hidden_TD = self._embed_VD[pad_rows(batch.token_ids_T)]
+        hidden_TD = self._embed_VD[pad_tensor(batch.token_ids_T)]
         if batch.embeddings_TD is not None:
             given_T = batch.images_T
             if batch.embedded_T is not None:
@@ -126,7 +126,7 @@ class Transformer:
         return hidden_TD
 
     def _logits(self, residual: Residual, rows: Tensor) -> Tensor:
-        index = pad_rows(rows)
+        index = pad_tensor(rows)
         wanted = Residual(residual.streams_TnD[index], residual.pre_Tn[index])
         return (self._norm(wanted.read()) @ self._head_DV)[: len(rows)]
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,41 +32,41 @@ class Window:
     index: Tensor  # [T * W]
     mask_T1W: Tensor  # 0 or -inf
     count: int  # rows of the chunks
-    newest: Tensor  # rows of the chunks that can still be seen after this forward
+    newest: Tensor  # those that can still be seen after this forward
     newest_requests: Tensor
     newest_positions: Tensor
 
     @classmethod
     def of(cls, rows: Rows, size: int, clipped: bool) -> Window:
         """What rows see of their chunks and before; if clipped, nothing below their clip."""
-        clips_R = rows.clips_R if clipped else torch.zeros_like(rows.clips_R)
-        history = size - 1
-        ages_h = torch.arange(-history, 0)
-        history_rows_Rh = rows.starts_R.unsqueeze(1) + ages_h
-        floor_R1 = clips_R.unsqueeze(1)
-        history_rows_Rh = history_rows_Rh.masked_fill(history_rows_Rh < floor_R1, -1)
-        numbers_R = torch.arange(len(rows.starts_R))
+        history, requests = size - 1, len(rows.starts_R)
+        floor_R1 = (rows.clips_R if clipped else np.zeros_like(rows.clips_R))[:, None]
+        history_rows_Rh = rows.starts_R[:, None] + np.arange(-history, 0)
+        history_rows_Rh[history_rows_Rh < floor_R1] = -1
+        history_requests_Rh = np.repeat(np.arange(requests)[:, None], history, 1)
 
-        request_T1 = rows.requests_T.unsqueeze(1)
-        seen_TW = rows.positions_T.unsqueeze(1) + torch.arange(-history, 1)
+        request_T1 = rows.requests_T[:, None]
+        seen_TW = rows.positions_T[:, None] + np.arange(-history, 1)
         since_TW = seen_TW - rows.starts_R[request_T1]  # negative: before the chunk
-        index_TW = torch.where(
+        index_TW = since_TW + np.where(
             since_TW < 0,
-            request_T1 * history + history + since_TW,
-            len(numbers_R) * history + rows.first_R[request_T1] + since_TW,
+            request_T1 * history + history,
+            requests * history + rows.first_R[request_T1],
         )
-        hidden_TW = seen_TW < floor_R1[request_T1].squeeze(2)
+        hidden_TW = seen_TW < floor_R1[rows.requests_T]
         hidden_TW[rows.count :] = True
-        newest = rows.newest(size, clips_R)
+        index_TW[hidden_TW] = 0
+        mask_TW = np.where(hidden_TW, -np.inf, 0.0)
+        newest = rows.newest(size, clipped)
         return cls(
-            numbers_R.unsqueeze(1).expand_as(history_rows_Rh),
-            history_rows_Rh,
-            index_TW.masked_fill(hidden_TW, 0).flatten(),
-            torch.zeros(index_TW.shape).masked_fill_(hidden_TW, -torch.inf).unsqueeze(1),
+            torch.from_numpy(history_requests_Rh),
+            torch.from_numpy(history_rows_Rh),
+            torch.from_numpy(index_TW.ravel()),
+            torch.from_numpy(mask_TW).to(torch.get_default_dtype()).unsqueeze(1),
             rows.count,
-            newest,
-            rows.requests_T[newest],
-            rows.positions_T[newest],
+            torch.from_numpy(newest),
+            torch.from_numpy(rows.requests_T[newest]),
+            torch.from_numpy(rows.positions_T[newest]),
         )
 
     def exchange(
@@ -73,12 +74,15 @@ class Window:
     ) -> Tensor:
         """Window keys [T, W, d] of each row; the chunks' own rows go into the cache."""
         history_Rhd = cache.read(field, layer, self.history_requests_Rh, self.history_rows_Rh)
-        newest = unrounded_Td[: len(self.newest)]
-        if len(self.newest) < self.count:
-            newest = unrounded_Td.index_select(0, self.newest)
-        cache.write(field, layer, self.newest_requests, self.newest_positions, newest)
-        pool = torch.cat([history_Rhd.view(-1, rounded_Td.shape[1]), rounded_Td])
-        shape = (self.mask_T1W.shape[0], self.mask_T1W.shape[2], pool.shape[1])
+        newest = self.newest
+        if newest.shape[0] == self.count:
+            written = unrounded_Td[: self.count]
+        else:
+            written = unrounded_Td.index_select(0, newest)
+        cache.write(field, layer, self.newest_requests, self.newest_positions, written)
+        size = rounded_Td.shape[1]
+        pool = torch.cat([history_Rhd.view(-1, size), rounded_Td])
+        shape = (self.mask_T1W.shape[0], self.mask_T1W.shape[2], size)
         if history_Rhd.shape[0] == 1:  # windows of neighbours overlap in memory: nothing is copied
-            return pool.as_strided(shape, (shape[2], shape[2], 1))
+            return pool.as_strided(shape, (size, size, 1))
         return pool.index_select(0, self.index).view(shape)

@@ -33,47 +33,42 @@ def expert_mlp(
     limit: float,
     fp8: bool,
 ) -> Tensor:
-    """Sum over the experts of each of the first `count` rows; zeros for the others. [T, D].
+    """Sum over the experts of each of the first `count` rows, slot after slot, [T, D]; what the
+    other rows get means nothing.
 
     The share multiplies before the down projection, which matters where that input is rounded.
     """
-    rows, slots = experts_TA.shape
-    places = _Places.of(experts_TA, len(gate_up_EDG), count)
-    share_S = shares_TA.flatten().index_select(0, places.assignment_S)
-    gate_up_SG = _grouped_product(x_TD.index_select(0, places.row_S), gate_up_EDG, places.spans)
-    hidden_SF = _activation(gate_up_SG, limit, share_S, fp8)
-    out_SD = _grouped_product(hidden_SF, down_EFD, places.spans)
-    out_TAD = out_SD.new_zeros(
-        rows * slots + 1, out_SD.shape[1]
-    )  # the last takes what padding gives
-    out_TAD.index_copy_(0, places.target_S, out_SD)
-    return out_TAD[:-1].view(rows, slots, -1).sum(1)
+    places = _Places.of(experts_TA, gate_up_EDG.shape[0], count)
+    share_S1 = shares_TA.flatten().index_select(0, places.assignment_S).unsqueeze(1)
+    x_SD = x_TD.index_select(0, places.row_S)
+    hidden_SF = _activation(_grouped_product(x_SD, gate_up_EDG, places), limit, share_S1, fp8)
+    out_SD = _grouped_product(hidden_SF, down_EFD, places)
+    out_TAD = out_SD.index_select(0, places.place).view(*experts_TA.shape, -1)
+    total_TD, *rest = out_TAD.unbind(1)
+    for out_TD in rest:
+        total_TD = total_TD + out_TD
+    return total_TD
 
 
-def _activation(gate_up_SG: Tensor, limit: float, share_S: Tensor | None, fp8: bool) -> Tensor:
+def _activation(gate_up_SG: Tensor, limit: float, share_S1: Tensor | None, fp8: bool) -> Tensor:
     gate_SF, up_SF = gate_up_SG.chunk(2, -1)
     hidden_SF = elementwise(torch.nn.functional.silu, gate_SF.clamp(max=limit))
     hidden_SF.mul_(up_SF.clamp(-limit, limit))
-    if share_S is not None:
-        hidden_SF.mul_(share_S.unsqueeze(1))
+    if share_S1 is not None:
+        hidden_SF.mul_(share_S1)
     return fake_quant(hidden_SF, "fp8") if fp8 else hidden_SF
 
 
-class Span(NamedTuple):
-    """An expert that has rows, its first place, and the place after its last."""
-
-    expert: int
-    first: int
-    last: int
-
-
-def _grouped_product(x_SI: Tensor, weights_EIO: Tensor, spans: list[Span]) -> Tensor:
-    """Rows of each span times the matrix of its expert, [S, O]."""
+def _grouped_product(x_SI: Tensor, weights_EIO: Tensor, places: _Places) -> Tensor:
+    """Rows of each expert times its matrix, [S, O]."""
+    parts = torch.split_with_sizes(x_SI, places.sizes)
     if torch.is_grad_enabled():
-        return torch.cat([x_SI[first:last] @ weights_EIO[expert] for expert, first, last in spans])
+        pairs = zip(parts, places.experts, strict=True)
+        return torch.cat([x @ weights_EIO[expert] for x, expert in pairs])
     out_SO = x_SI.new_empty(x_SI.shape[0], weights_EIO.shape[2])
-    for expert, first, last in spans:
-        torch.mm(x_SI[first:last], weights_EIO[expert], out=out_SO[first:last])
+    outs = torch.split_with_sizes(out_SO, places.sizes)
+    for expert, x, out in zip(places.experts, parts, outs, strict=True):
+        torch.mm(x, weights_EIO[expert], out=out)
     return out_SO
 
 
@@ -83,29 +78,30 @@ class _Places(NamedTuple):
     Padding places compute assignment 0 again, and nobody looks at what they give.
     """
 
-    spans: list[Span]
+    experts: list[int]  # those with rows
+    sizes: list[int]  # and how many places they have
     assignment_S: Tensor
     row_S: Tensor
-    target_S: Tensor  # the assignment, or T * A for padding
+    place: Tensor  # [T * A]; 0 for rows that are not routed
 
     @classmethod
     def of(cls, experts_TA: Tensor, experts: int, count: int) -> _Places:
         chosen = experts_TA.numpy()[:count].ravel()
         counts = np.bincount(chosen, minlength=experts)
         rooms = -(-counts // ROW_MULTIPLE) * ROW_MULTIPLE
-        ends = rooms.cumsum()
+        # how far padding moves the rows of an expert
+        shifts = rooms.cumsum() - rooms - (counts.cumsum() - counts)
         by_expert = chosen.argsort(kind="stable")
-        shifts = ends - rooms - (counts.cumsum() - counts)  # how far padding moves an expert's rows
         places = np.arange(len(chosen)) + shifts[chosen[by_expert]]
-        assignment = np.zeros(ends[-1], np.int64)
+        assignment = np.zeros(rooms.sum(), np.int64)
         assignment[places] = by_expert
-        target = np.full(ends[-1], experts_TA.numel())
-        target[places] = by_expert
+        place = np.zeros(experts_TA.numel(), np.int64)
+        place[by_expert] = places
         busy = counts.nonzero()[0]
-        first, last = (ends - rooms)[busy].tolist(), ends[busy].tolist()
         return cls(
-            [Span(*span) for span in zip(busy.tolist(), first, last, strict=True)],
+            busy.tolist(),
+            rooms[busy].tolist(),
             torch.from_numpy(assignment),
             torch.from_numpy(assignment // experts_TA.shape[1]),
-            torch.from_numpy(target),
+            torch.from_numpy(place),
         )

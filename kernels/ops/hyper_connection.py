@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kernels.op import Op
+from kernels.op import AVX512, Op
 
 # T = rows, n = streams, D = hidden size, E = n * D, m = 2 n + n * n mixing weights of a sublayer
 
@@ -60,39 +60,49 @@ def _mixes(logits_Tm: Tensor, n: int, iterations: int, eps: float) -> Mixes:
 
 def _mixes_numpy(logits_Tm: Tensor, n: int, iterations: int, eps: float) -> Mixes:
     """The same in NumPy, with a product by a matrix of ones for each sum: ten times faster."""
-    logits = logits_Tm.numpy()
-    gates = 1 / (1 + np.exp(-np.maximum(logits[:, : 2 * n], np.float32(-80))))
-    mix_Tnn = np.empty((len(logits), n, n), np.float32)  # destination first, as `spread` wants it
-    for first in range(0, len(logits), _BLOCK):
-        block = logits[first : first + _BLOCK, 2 * n :]
-        mix_nnT = _sinkhorn(block.T.reshape(n, n, -1), iterations, eps)
-        mix_Tnn[first : first + _BLOCK] = mix_nnT.transpose(2, 1, 0)
+    logits_mT = logits_Tm.t().contiguous().numpy()
+    rows, small = logits_mT.shape[1], np.float32(eps)
+    gates = np.maximum(logits_mT[: 2 * n], np.float32(-80))
+    np.negative(gates, gates)
+    np.exp(gates, gates)
+    gates += np.float32(1)
+    np.reciprocal(gates, gates)
+    mix_T = np.empty((rows, n * n), np.float32)
+    for first in range(0, rows, _BLOCK):
+        block = slice(first, first + _BLOCK)
+        mix_T[block] = _sinkhorn(logits_mT[2 * n :, block], n, iterations, small).T
     return Mixes(
-        torch.from_numpy(gates[:, :n] + np.float32(eps)),
-        torch.from_numpy(gates[:, n:] * np.float32(2)),
-        torch.from_numpy(mix_Tnn).transpose(1, 2),
+        torch.from_numpy(np.ascontiguousarray(gates[:n].T) + small),
+        torch.from_numpy(gates[n:] * np.float32(2)).t(),
+        torch.from_numpy(mix_T).view(rows, n, n),
     )
 
 
 _BLOCK = 256  # rows at a time: products that OpenBLAS leaves to one thread
 
 
-def _sinkhorn(logits_nnT: Floats, iterations: int, eps: float) -> Floats:
-    n, rows = logits_nnT.shape[1:]
-    work = np.empty((n * n + 1, rows), np.float32)  # the last row is eps, for the sums
-    mix = work[: n * n]
-    mix_nnT = mix.reshape(n, n, rows)
-    np.subtract(logits_nnT, logits_nnT.max(1, keepdims=True), mix_nnT)
-    np.exp(mix, mix)
+def _sinkhorn(logits: Floats, n: int, iterations: int, eps: np.float32) -> Floats:
+    """[n * n, rows] logits of mixes, entry by entry, to the mixes."""
+    size, rows = logits.shape
     by_source, by_destination = _summing_matrices(n)
-    sums = np.dot(by_source[:, : n * n], mix)
+    work = np.empty((size + 1, rows), np.float32)  # the last row is eps, for the sums
+    mix = work[:size]
+    largest = logits.reshape(n, n, rows).max(1)
+    np.subtract(logits.reshape(n, n, rows), largest[:, None], mix.reshape(n, n, rows))
+    np.exp(mix, mix)
+    sums = np.dot(by_source[:, :size], mix)
     np.divide(mix, sums, mix)
-    np.add(mix, np.float32(eps), mix)
-    work[n * n] = eps
-    for step in range(2 * iterations - 1):
-        np.dot(by_source if step % 2 else by_destination, work, sums)
-        np.divide(mix, sums, mix)
-    return mix_nnT
+    mix += eps
+    work[size] = eps
+    dot, divide = np.dot, np.divide
+    dot(by_destination, work, sums)
+    divide(mix, sums, mix)
+    for _ in range(iterations - 1):
+        dot(by_source, work, sums)
+        divide(mix, sums, mix)
+        dot(by_destination, work, sums)
+        divide(mix, sums, mix)
+    return mix
 
 
 @lru_cache
@@ -105,4 +115,4 @@ def _summing_matrices(n: int) -> tuple[Floats, Floats]:
     return by_source, by_destination
 
 
-mixes = Op("mixes", _mixes, cpu=_mixes_numpy)
+mixes = Op("mixes", _mixes, cpu=_mixes_numpy if AVX512 else None)

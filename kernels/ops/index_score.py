@@ -22,10 +22,10 @@ def index_score(
 
 
 def _sum_heads(terms_RQHJ: Tensor) -> Tensor:
-    """Adds heads by halves: a reduction would choose its order by the number of keys."""
-    while (heads := terms_RQHJ.shape[2]) > 1:
+    """Adds heads by halves, in place: a reduction would choose its order by the number of keys."""
+    heads = terms_RQHJ.shape[2]
+    while heads > 1:
         half = heads // 2
-        total = terms_RQHJ[:, :, :half] + terms_RQHJ[:, :, half : 2 * half]
-        rest = terms_RQHJ[:, :, 2 * half :]
-        terms_RQHJ = torch.cat([total, rest], 2) if heads % 2 else total
-    return terms_RQHJ.squeeze(2)
+        terms_RQHJ[:, :, :half].add_(terms_RQHJ[:, :, heads - half : heads])
+        heads -= half
+    return terms_RQHJ[:, :, 0]

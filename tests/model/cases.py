@@ -31,6 +31,8 @@ MICRO: dict[str, Any] = {
     "index_n_heads": 2,
     "index_head_dim": 32,
     "engram_compressed_vocab_size": 256,
+    "n_routed_experts": 6,
+    "dspark_n_routed_experts": 3,
     "dspark_noise_token_id": 254,
 }
 """The tiny config's structure at a twentieth of its size."""
@@ -45,6 +47,11 @@ def config(changes: dict[str, Any]) -> dict[str, Any]:
     return dict(raw)
 
 
+def micro_config(**changes: Any) -> dict[str, Any]:
+    """The small one, with `changes` to its text part."""
+    return config({**MICRO, **changes})
+
+
 DEFAULT = ModelOptions()
 
 
@@ -53,7 +60,7 @@ class Case:
     name: str
     changes: dict[str, Any] = field(default_factory=dict)
     options: ModelOptions = DEFAULT
-    length: int = 60  # > 32 compressed rows: both top-k and candidates have to choose
+    length: int = 48  # > 32 compressed rows: both top-k and candidates have to choose
     keep: int | None = None  # rows of the prompt that go on after the cut
     images: tuple[int, ...] = ()
     embedded: bool = False  # image positions have embeddings of their own
@@ -62,7 +69,7 @@ class Case:
 
     @property
     def raw(self) -> dict[str, Any]:
-        return config({**MICRO, **self.changes} if self.micro else self.changes)
+        return micro_config(**self.changes) if self.micro else config(self.changes)
 
     @property
     def spec(self) -> ModelSpec:
@@ -110,7 +117,7 @@ OTHER_SIZES = {
     "hc_mult": 2,
     "hc_sinkhorn_iters": 3,
     "index_n_heads": 3,
-    "n_routed_experts": 6,
+    "n_routed_experts": 7,
     "num_experts_per_tok": 3,
     "engram_max_ngram_size": 3,
     "engram_n_heads": 3,
@@ -133,14 +140,14 @@ CASES = (
     Case("micro"),
     Case("narrow", NARROW),
     Case("other_layers", OTHER_LAYERS),
-    Case("other_sizes", OTHER_SIZES, length=45),
+    Case("other_sizes", OTHER_SIZES, length=41),
     Case("one_ratio", ONE_RATIO),
-    Case("images", images=(0, 7, 20, 21, 22, 40, 58), embedded=True),
+    Case("images", images=(0, 7, 20, 21, 22, 40, 46), embedded=True),
     Case("image_ids", NARROW, images=(3, 30, 31), length=45),
     Case("fp8", options=ModelOptions(activations="fp8"), length=40),
     Case("fp8_wo_a", OTHER_LAYERS, ModelOptions(activations="fp8", wo_a="fp8"), length=40),
     Case("mask", options=ModelOptions(truncation="mask"), keep=21),
-    Case("compact", options=ModelOptions(truncation="compact"), keep=21, images=(30, 50)),
+    Case("compact", options=ModelOptions(truncation="compact"), keep=21, images=(30, 41)),
     Case("compact_full", NARROW, ModelOptions(truncation="compact", cut_window="full"), keep=8),
     Case("short_keep", options=ModelOptions(truncation="compact"), keep=3),
 )

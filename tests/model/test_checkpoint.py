@@ -17,9 +17,9 @@ from model.checkpoint import INDEX_FILE, CheckpointError, save_checkpoint
 from model.spec import ModelSpec
 from model.stored import Stored
 from model.weights import load_weights, random_weights, write_checkpoint
-from tests.model.cases import config
+from tests.model.cases import micro_config
 
-MICRO = ModelSpec.from_dict(config())
+MICRO = ModelSpec.from_dict(micro_config())
 TABLE = "layers.1.engram.embed"
 
 
@@ -133,7 +133,7 @@ def test_a_folder_without_shards_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_table_is_read_by_rows_and_left_on_the_disk(tmp_path: Path) -> None:
     """A sparse file stands for a table that would not fit into memory."""
     rows, width = 30_000_000, MICRO.engram_head_dim
-    spec = ModelSpec.from_dict(config(engram_num_embeddings=[rows, 32]))
+    spec = ModelSpec.from_dict(micro_config(engram_num_embeddings=[rows, 32]))
     starts = _write_zeros(tmp_path / "model.safetensors", spec)
     with (tmp_path / "model.safetensors").open("r+b") as file:  # ones, in the last row
         file.seek(starts[f"{TABLE}.weight"] + (rows - 1) * width)

@@ -14,7 +14,7 @@ from model.checkpoint import INDEX_FILE
 from model.commands import main
 from model.spec import ModelSpec
 from model.weights import load_weights
-from tests.model.cases import config
+from tests.model.cases import micro_config
 from tests.model.oracle import oracle
 
 MODELS = Path(__file__).parents[2] / "deploy" / "models"
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of the micro model, as random-checkpoint writes it."""
     plain, path = (tmp_path_factory.mktemp("models") / name for name in ("plain", "random"))
     plain.mkdir()
-    (plain / "config.json").write_text(json.dumps(config()))
+    (plain / "config.json").write_text(json.dumps(micro_config()))
     (plain / "tokenizer.json").write_text("any")
     main(["random-checkpoint", str(plain / "config.json"), str(path), "--seed", "5"])
     return path

@@ -33,7 +33,7 @@ def test_masked_and_dropped_rows_leave_the_kept_ones_alike() -> None:
     compact = replace(mask, name="compact")
     caches = [PackedRows(SPEC), PackedRows(SPEC)]
     found = [
-        Request.of(build(case), case, cache).feed(20, 25, 15)
+        Request.of(build(case), case, cache).feed(20, 18, 10)
         for case, cache in zip((mask, compact), caches, strict=True)
     ]
     assert torch.equal(*found)
@@ -44,11 +44,11 @@ def test_below_the_cut_nothing_is_kept_but_global_rows() -> None:
     """Layers after the cut have no window rows before the start; earlier layers have them all."""
     case = BY_NAME["short_keep"]
     cache = PackedRows(SPEC)
-    Request.of(build(case), case, cache).feed(30, 30)
+    Request.of(build(case), case, cache).feed(30, 18)
     held = {layer: sorted(rows) for (field, layer), rows in cache.rows.items() if field == "window"}
-    assert held[SPEC.cut_layer + 1] == [57, 58, 59]
-    assert held[SPEC.cut_layer - 1][-16:] == list(range(44, 60))
-    assert sorted(cache.rows["compressed_r1", SPEC.cut_layer]) == list(range(60))
+    assert held[SPEC.cut_layer + 1] == [45, 46, 47]
+    assert held[SPEC.cut_layer - 1][-16:] == list(range(32, 48))
+    assert sorted(cache.rows["compressed_r1", SPEC.cut_layer]) == list(range(48))
 
 
 def test_window_starts_are_refused_where_truncation_is_off() -> None:

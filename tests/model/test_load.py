@@ -18,7 +18,7 @@ from model.state import state_fields
 from model.tokenizer import Tokenizer
 from model.transformer import Transformer
 from model.weights import write_checkpoint
-from tests.model.cases import TINY, config
+from tests.model.cases import TINY, micro_config
 
 PROMPT = [3, 200, 7, 9, 9, 120, 31]
 
@@ -40,7 +40,7 @@ def tiny_with_compressed_ids(path: Path, compressed: int) -> ModelSpec:
 
 
 def test_files_and_their_seed_give_the_same_model(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, ModelSpec.from_dict(config()), seed=6)
+    write_checkpoint(tmp_path, ModelSpec.from_dict(micro_config()), seed=6)
     from_files = logits(load_model(tmp_path, weights="checkpoint"))
     from_seed = logits(load_model(tmp_path, weights="random", seed=6))
     assert torch.equal(from_files, from_seed)
@@ -48,7 +48,7 @@ def test_files_and_their_seed_give_the_same_model(tmp_path: Path) -> None:
 
 
 def test_progress_is_heard_of_to_the_last_tensor(tmp_path: Path) -> None:
-    folder_with(tmp_path, config())
+    folder_with(tmp_path, micro_config())
     heard: list[tuple[int, int, str]] = []
     load_model(tmp_path, weights="random", progress=lambda *step: heard.append(step))
     done, total, _ = heard[-1]
@@ -57,7 +57,7 @@ def test_progress_is_heard_of_to_the_last_tensor(tmp_path: Path) -> None:
 
 
 def test_an_uncompressed_vocabulary_needs_no_tokenizer(tmp_path: Path) -> None:
-    assert token_map(tmp_path, folder_with(tmp_path, config())) is None
+    assert token_map(tmp_path, folder_with(tmp_path, micro_config())) is None
 
 
 def test_a_compressed_vocabulary_follows_from_the_tokenizer(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_in_float64_everything_is_the_oracles(name: str) -> None:
     assert tokens == want.tokens
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["narrow", "other_sizes", "images", "fp8_wo_a", "compact"])
 def test_in_float32_only_rounding_separates_them(name: str) -> None:
     want, case = expected(name), BY_NAME[name]
     model = build(case)

@@ -23,7 +23,7 @@ from model.transformer import Transformer
 from model.weights import random_weights
 from tests.model.cases import BY_NAME, TINY
 
-LENGTHS = (1, 2, 7, 8, 33, 40, 61, 90)
+LENGTHS = (1, 2, 7, 8, 33, 40, 61)
 KEEP = 21  # > the window: no chunk border shows through the cut
 
 
@@ -118,7 +118,7 @@ def test_a_row_has_the_same_bits_in_any_batch(name: str) -> None:
     model = MODELS[name]()
     prompts = random_prompts(model.spec)
     alone = Prompts(model, prompts).alone()
-    for seed in range(4):
+    for seed in range(3):
         together = Prompts(model, prompts).scheduled(seed)
         assert together.logits.keys() == alone.logits.keys()
         for key, logits in alone.logits.items():

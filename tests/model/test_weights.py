@@ -13,10 +13,10 @@ from torch import Tensor
 from model.spec import ModelSpec
 from model.stored import Stored, decode
 from model.weights import Weights, load_weights, random_weights, write_checkpoint
-from tests.model.cases import config
+from tests.model.cases import micro_config
 from tests.model.oracle import oracle
 
-MICRO = ModelSpec.from_dict(config())
+MICRO = ModelSpec.from_dict(micro_config())
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_the_reference_reads_our_checkpoint_as_we_do(folder: Path) -> None:
 
 def test_we_read_the_checkpoint_of_the_reference_as_it_does(tmp_path: Path) -> None:
     reference = oracle("v41_checkpoint")
-    their_config = reference.Config.from_dict(config())
+    their_config = reference.Config.from_dict(micro_config())
     theirs = reference.random_checkpoint(their_config, 11, tmp_path, vision=False)
     ours = load_weights(tmp_path, ModelSpec.load(tmp_path))
     assert set(ours.names()) == set(theirs.catalogue)

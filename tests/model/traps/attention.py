@@ -60,7 +60,8 @@ def a_compressed_row_stands_at_its_last_position(patch: pytest.MonkeyPatch) -> N
 
     def wrong(rows: Rows, ratio: int) -> Groups:
         groups = right(rows, ratio)
-        turns = rotations(rows.positions_T[groups.last_N], rows.frequencies[True])
+        positions_T = torch.from_numpy(rows.positions_T)
+        turns = rotations(positions_T[groups.last_N], rows.frequencies[True])
         return Groups(groups.count, groups.numbers, groups.requests, groups.last_N, turns)
 
     patch.setattr(Groups, "of", wrong)
@@ -162,7 +163,7 @@ def rows_leave_before_the_compressor_saw_them(patch: pytest.MonkeyPatch) -> None
 
     def wrong(self: Compressor, x: Tensor, rows: Rows, cache: Cache) -> None:
         if self._ratio == 1:
-            rows, index = rows.select(rows.above_clip.nonzero().squeeze(1))
+            rows, index = rows.select(rows.above_clip)
             x = x[index]
         right(self, x, rows, cache)
 

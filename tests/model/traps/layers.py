@@ -141,7 +141,7 @@ def engram_also_speaks_at_images(patch: pytest.MonkeyPatch) -> None:
 
 def _without_images(rows: Rows) -> Rows:
     text = Rows.__new__(Rows)
-    text.__dict__.update(vars(rows), has_images=False)
+    text.__dict__.update(vars(rows), image_rows=None)
     return text
 
 
