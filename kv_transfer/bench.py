@@ -123,7 +123,7 @@ class _Sender(_Side):
             if seq >= self.cells:
                 self._pipe.recv()  # a cell is free again
             nbytes = pack_push(self.slab, self.lease, push, self.source)
-            digest.add(push)  # while its rows are in cache
+            digest.add_packed(push, self.source)
             cell = seq % self.cells * self.cell_bytes
             self._transport.write(self._peer, self.source[:nbytes], cell)
             self._pipe.send(push)

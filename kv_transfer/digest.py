@@ -10,7 +10,8 @@ Source: multilinear hashing, Lemire and Kaser, arXiv:1202.4961.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -22,6 +23,7 @@ from cluster.errors import Rejected
 from cluster.messages import PieceDigest, Span
 from kv_transfer.blocks import Lease
 from kv_transfer.slab import Slab
+from kv_transfer.staging import rows_of_push
 from model.state import StateField
 
 Hashes = npt.NDArray[np.uint64]
@@ -33,19 +35,14 @@ _CACHED_BYTES = 256 << 10  # hashed at once: these rows, and their words spread 
 
 
 def digest_rows(rows: Tensor, row_numbers: Tensor) -> int:
-    """Digest of uint8 [n, row_bytes] standing for the rows numbered int64 [n].
-
-    In NumPy because it has unsigned 64-bit integers, and sums products in one pass.
-    """
+    """Digest of uint8 [n, row_bytes] standing for the rows numbered int64 [n]."""
     return _digest(rows, row_numbers.numpy().astype(np.uint64))
 
 
 def digest_span(slab: Slab, lease: Lease, span: Span) -> int:
     """Digest of the span's rows as they stand in the slab."""
-    step = max(1, _CACHED_BYTES // slab.layout.place(span.field, span.layer).row_bytes)
     digest = 0
-    for start in range(span.start, span.stop, step):
-        stop = min(start + step, span.stop)
+    for start, stop in _cuts(span, slab.layout.place(span.field, span.layer).row_bytes):
         part = Span(field=span.field, layer=span.layer, start=start, stop=stop)
         numbers = np.arange(start, stop, dtype=np.uint64)
         digest += _digest(slab.read_rows(part, lease), numbers)
@@ -68,19 +65,31 @@ def piece_digests(
 class RunningDigest:
     """The same digests, summed up push by push, so that nothing is left to do at the end.
 
-    Every row must be added once; a row added twice, or not at all, shows as a difference.
+    Every row must be added once; a row added twice, or not at all, shows as a difference. Threads
+    may add at the same time.
     """
 
     def __init__(self, slab: Slab, lease: Lease) -> None:
         self._slab = slab
         self._lease = lease
         self._sums: dict[tuple[str, int], int] = {}
+        self._lock = threading.Lock()
 
-    def add(self, spans: Iterable[Span]) -> None:
+    def add(self, spans: Sequence[Span]) -> None:
         """Take in rows that now stand in the slab and will not change."""
         for span in spans:
-            key = span.field, span.layer
-            digest = digest_span(self._slab, self._lease, span)
+            self._add(span, digest_span(self._slab, self._lease, span))
+
+    def add_packed(self, spans: Sequence[Span], data: Tensor) -> None:
+        """Take in the same rows out of a push packed just now: nearer at hand for its sender."""
+        for span, rows in rows_of_push(self._slab.layout, spans, data):
+            for start, stop in _cuts(span, rows.shape[1]):
+                numbers = np.arange(start, stop, dtype=np.uint64)
+                self._add(span, _digest(rows[start - span.start : stop - span.start], numbers))
+
+    def _add(self, span: Span, digest: int) -> None:
+        key = span.field, span.layer
+        with self._lock:
             self._sums[key] = self._sums.get(key, 0) + digest & _MASK
 
     def pieces(self, fields: Sequence[StateField], length: int) -> list[PieceDigest]:
@@ -106,14 +115,20 @@ def check_pieces(ours: Sequence[PieceDigest], theirs: Sequence[PieceDigest]) -> 
         raise Rejected("pieces were announced that this rank does not have, or twice")
 
 
+def _cuts(span: Span, row_bytes: int) -> Iterator[tuple[int, int]]:
+    """The span's rows in parts that are hashed in one go."""
+    step = max(1, _CACHED_BYTES // row_bytes)
+    for start in range(span.start, span.stop, step):
+        yield start, min(start + step, span.stop)
+
+
 def _digest(rows: Tensor, numbers: Hashes) -> int:
+    """In NumPy because it has unsigned 64-bit integers, and sums products in one pass."""
     if rows.shape[1] % 4:
         rows = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 4))
     words = rows.contiguous().numpy().view(np.uint32).astype(np.uint64)
     hashes = np.einsum("rw,w->r", words, _constants(words.shape[1]))
-    numbers *= _GOLDEN
-    hashes += numbers
-    return int(_mixed(hashes).sum())
+    return int(_mixed(hashes + numbers * _GOLDEN).sum())
 
 
 def _needed(fields: Sequence[StateField], length: int) -> Iterator[Span]:

@@ -4,7 +4,8 @@ The only file that knows NIXL; its errors become ours here. It uses NIXL's bindi
 their Python wrapper, because the wrapper's progress thread has no pause and takes a whole core.
 Other facts it works around: a peer must be removed before another life of it is added; a write by
 CMA holds its thread for the whole copy, so writes go in pieces; deregistering is no fence against
-a peer's late write, so memory is reused by its owner's rules, never by a transport's.
+a peer's late write, so memory is reused by its owner's rules, never by a transport's; a write to
+a peer that has stopped may never end, so it is given up when the peer is removed.
 """
 
 from __future__ import annotations
@@ -137,9 +138,9 @@ class NixlTransport:
             if self._agent is None:
                 return
             agent, self._agent = self._agent, None  # no new writes or pieces of writes
-            self._lock.wait_for(lambda: not self._writes)
             for peer in list(self._peers.values()):
                 self._forget(peer, agent)
+            self._lock.wait_for(lambda: not self._writes)
             for registration in self._registrations:
                 with _logged(f"{self.name}: deregistering"):
                     agent.deregisterMem(registration, [self._backend])
@@ -148,7 +149,10 @@ class NixlTransport:
         # the agent's threads and sockets end here, with its last reference
 
     def _write_piece(self, peer: str, piece: Tensor, address: int) -> None:
-        """One descriptor; returns only when it is done or cannot happen any more."""
+        """One descriptor; returns when it is done, has failed, or its peer is removed meanwhile.
+
+        A peer that stopped before it ever heard of this agent would keep us here for ever.
+        """
         with self._lock:
             agent = self._open_agent()
             self._peer(peer)
@@ -158,7 +162,7 @@ class NixlTransport:
         try:
             request = agent.createXferReq(nixl.NIXL_WRITE, local, remote, peer, "", [self._backend])
             state = agent.postXferReq(request)
-            while state == nixl.NIXL_IN_PROG:
+            while state == nixl.NIXL_IN_PROG and peer in self._peers:
                 time.sleep(_POLL_S)
                 state = agent.getXferStatus(request)
         except Exception as error:
@@ -187,7 +191,7 @@ class NixlTransport:
         return self._agent
 
     def _forget(self, peer: _Peer, agent: Any = None) -> None:
-        """Start no more pieces to the peer, wait for the one under way, drop what NIXL has."""
+        """Start no more pieces to the peer, give up the one under way, drop what NIXL has."""
         agent = agent or self._agent
         self._peers.pop(peer.agent, None)
         self._lock.wait_for(lambda: not self._writes[peer.agent])

@@ -36,7 +36,7 @@ def pack_push(slab: Slab, lease: Lease, spans: Sequence[Span], out: Tensor) -> i
     nbytes = push_bytes(slab.layout, spans)
     if nbytes > len(out):
         raise ValueError(f"a push of {nbytes} bytes exceeds a cell of {len(out)}")
-    for span, rows in _rows_of(slab.layout, spans, out):
+    for span, rows in rows_of_push(slab.layout, spans, out):
         slab.read_rows(span, lease, out=rows)
     return nbytes
 
@@ -48,7 +48,7 @@ def unpack_push(slab: Slab, lease: Lease, spans: Sequence[Span], data: Tensor) -
     lease, repeated in part or whole, or for spans that are not just as long as `data`.
     """
     check_push(slab.layout, lease.length, spans, len(data))
-    for span, rows in _rows_of(slab.layout, spans, data):
+    for span, rows in rows_of_push(slab.layout, spans, data):
         slab.write_rows(span, lease, rows)
 
 
@@ -70,8 +70,10 @@ def check_push(layout: Layout, length: int, spans: Sequence[Span], nbytes: int) 
         )
 
 
-def _rows_of(layout: Layout, spans: Sequence[Span], data: Tensor) -> Iterator[tuple[Span, Tensor]]:
-    """Each span with its part of `data`, a view uint8 [rows, row_bytes]."""
+def rows_of_push(
+    layout: Layout, spans: Sequence[Span], data: Tensor
+) -> Iterator[tuple[Span, Tensor]]:
+    """Each span with its part of a push's bytes, a view uint8 [rows, row_bytes]."""
     start = 0
     for span in spans:
         place = layout.place(span.field, span.layer)

@@ -1,8 +1,9 @@
 """The seam between ranks' memories: what every way of moving bytes promises.
 
 One-sided and blocking: `write` puts bytes from registered memory here into the receive ring of a
-peer, and has no effect any more once it has returned or raised. Telling the peer is the control
-plane's business. Knows nothing of rows.
+peer, and has no effect any more once it has returned or raised; only if the peer was removed in
+the middle of it, something may still come into that ring. Telling the peer is the control plane's
+business. Knows nothing of rows.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ class Transport(Protocol):
         """
 
     def remove_peer(self, peer: str) -> None:
-        """Forget a peer and all that was cached about it. Harmless if it is unknown."""
+        """Forget a peer and all that was cached about it. Harmless if it is unknown.
+
+        A write to it that does not end is given up.
+        """
 
     def write(self, peer: str, source: Tensor, remote_offset: int) -> None:
         """Copy `source`, uint8 [n] within registered memory, into the peer's ring; wait for it.

@@ -88,8 +88,8 @@ class Outlet:
 
         def gather_and_write() -> int:
             size = pack_push(self.slab, lease, spans, cell)
+            digest.add_packed(spans, cell)  # while these bytes are in cache
             self.transport.write(peer, cell[:size], offset)
-            digest.add(spans)
             return size
 
         try:

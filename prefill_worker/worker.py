@@ -18,6 +18,7 @@ from cluster.errors import ClusterError, Draining, ProtocolError, TransferError,
 from cluster.messages import (
     Hello,
     Prefill,
+    PushFailed,
     PushTo,
     Request,
     Role,
@@ -118,16 +119,14 @@ class PrefillRank(Rank):
             try:
                 handed_over = await self._sender.push(prompt, place)
             except (WorkerLost, TransferError) as error:
+                await stream.send(PushFailed(reservation=place.reservation, why=str(error)))
                 place = await self._another_place(places, error)
             else:
                 await stream.send(handed_over)
                 return
 
     async def _another_place(self, places: Places, lost: ClusterError) -> PushTo:
-        """The caller hears of the loss from the decode rank's side and seeks another one.
-
-        If he does not, it is between the two ranks only: then `lost` is for him to know.
-        """
+        """The caller seeks one, for as long as he has patience; then it ends with `lost`."""
         patience_s = self.config.wire.t_detect_s + self.config.generation.reserve_timeout_s
         try:
             async with asyncio.timeout(patience_s):

@@ -38,17 +38,23 @@ class RankProcess:
         )
         self._process.start()
         theirs.close()
+        self.started = False
 
     def ready(self) -> Endpoint:
         """Waits until it serves. EOFError if it has died."""
-        endpoint: Endpoint = self._pipe.recv()
-        self.endpoint = endpoint
-        return endpoint
+        if not self.started:
+            self.endpoint: Endpoint = self._pipe.recv()
+            self.started = True
+        return self.endpoint
 
     def all_free(self) -> bool:
         """Asks it whether all its memory is free."""
-        self._pipe.send("all free?")
-        answer: bool = self._pipe.recv()
+        return not self.held()
+
+    def held(self) -> str:
+        """Asks it what of its memory is not free, and what it has to do: "" if nothing."""
+        self._pipe.send("what is held?")
+        answer: str = self._pipe.recv()
         return answer
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
@@ -78,5 +84,16 @@ async def _serve(
     pipe.send(await rank.start())
     while await asyncio.to_thread(pipe.poll, None):
         pipe.recv()
-        ledger = rank.pool.ledger()
-        pipe.send(ledger.blocks.free == ledger.blocks.total)
+        pipe.send(_held(rank))
+
+
+def _held(rank: Rank) -> str:
+    pool = rank.pool.ledger()
+    pool.check()
+    books = {"blocks": pool.blocks, "slots": pool.slots}
+    if isinstance(rank, DecodeRank):
+        books["segments"] = rank.ring.ledger()
+    held = [f"{kind}: {book}" for kind, book in books.items() if book.free != book.total]
+    if pending := rank.health().pending:
+        held.append(f"{pending} requests in the engine")
+    return ", ".join(held)

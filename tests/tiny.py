@@ -200,6 +200,11 @@ class TinyCluster:
         )
 
     @property
+    def address(self) -> Address | None:
+        """The router's, once there is one."""
+        return self._address
+
+    @property
     def ranks(self) -> list[Rank]:
         return [*self.prefill, *self.decode]
 

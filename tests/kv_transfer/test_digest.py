@@ -19,6 +19,7 @@ from kv_transfer.digest import (
     piece_digests,
 )
 from kv_transfer.plan import pack_into_pushes
+from kv_transfer.staging import pack_push
 from model.state import StateField
 from tests.kv_transfer.stores import FIELDS, TINY, Store, needed, random_rows
 
@@ -163,6 +164,11 @@ def test_a_running_digest_ends_where_the_whole_does() -> None:
     for push in reversed(pushes):
         running.add(push)
     assert running.pieces(TINY, 77) == piece_digests(store.slab, lease, TINY, 77)
+    packed = RunningDigest(store.slab, lease)
+    cell = torch.empty(2048, dtype=torch.uint8)
+    for push in pushes:
+        packed.add_packed(push, cell[: pack_push(store.slab, lease, push, cell)])
+    assert packed.pieces(TINY, 77) == running.pieces(TINY, 77)
     running.add(pushes[0][:1])
     with pytest.raises(Rejected):
         check_pieces(running.pieces(TINY, 77), piece_digests(store.slab, lease, TINY, 77))

@@ -9,6 +9,7 @@ from typing import Any
 from cluster.messages import (
     Failed,
     HandedOver,
+    PushFailed,
 )
 from cluster.wire import Peers, Stream
 from decode_worker.worker import DecodeRank
@@ -37,11 +38,12 @@ async def _lose_place(
     lost, other = cluster.decode
     link.gate.clear()
     link.waiting.clear()
-    leg, _ = await place(caller, stream, lost, request)
+    leg, first_place = await place(caller, stream, lost, request)
     await asyncio.to_thread(link.waiting.wait, 10)
     losing = asyncio.ensure_future(lose(lost, leg))
     link.gate.set()
     answer, reserved = await place(caller, stream, other, request)
+    assert (await expect(stream, PushFailed)).reservation == first_place.reservation
     handed_over = await expect(stream, HandedOver)
     assert handed_over.reservation == reserved.reservation
     assert [first, *await rest_of(answer)] == expected
