@@ -15,6 +15,7 @@ from cluster.errors import (
 )
 from cluster.generation import Timeline
 from cluster.messages import (
+    PushFailed,
     PushTo,
     Request,
     Tokens,
@@ -69,6 +70,31 @@ async def test_decode_dies_before_it_accepted_and_nothing_is_computed_again() ->
         assert await read(caller, request(), timeline) == (answer(), "length")
         assert attempts(patient) == [("prefill", 1, [])]
     assert "place_lost" in names(timeline)
+    assert "lost" not in names(timeline)
+
+
+@pytest.mark.parametrize("decodes", [1, 2])
+async def test_prefill_cannot_reach_a_place_and_nothing_is_computed_again(decodes: int) -> None:
+    """Another decode rank gets the state; the same one, once more, if there is no other."""
+    cluster, (_, *decode) = pool(decodes=decodes)
+    places: list[str] = []
+
+    class CutOff(FakePrefill):
+        async def push(self, stream: Stream, place: PushTo) -> bool:
+            places.append(place.decode.name)
+            if len(places) == 1:
+                for reservation in (place.reservation, "of another time"):
+                    await stream.send(PushFailed(reservation=reservation, why="no route"))
+                return False
+            return await super().push(stream, place)
+
+    cut_off = CutOff(cluster, "prefill-0/0")
+    timeline = Timeline()
+    async with running(cluster, cut_off, *decode) as caller:
+        assert await read(caller, request(), timeline) == (answer(), "length")
+        assert attempts(cut_off) == [("prefill", 1, [])]
+    assert len(set(places)) == decodes
+    assert names(timeline).count("place_lost") == 1
     assert "lost" not in names(timeline)
 
 
