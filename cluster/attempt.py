@@ -2,6 +2,7 @@
 
     Started      from prefill: seek a place, beside everything else
     Found        a reservation: tell prefill where to push
+    PromptLogprobs  from whoever runs the prompt, before any token
     Tokens       the first from prefill, at once; all later ones from decode
     HandedOver   decode has accepted; prefill is no longer needed
     a loss       decode, or the way to it, before it accepted: seek another place for the same
@@ -38,6 +39,7 @@ from cluster.messages import (
     Generate,
     HandedOver,
     Prefill,
+    PromptLogprobs,
     PushFailed,
     PushTo,
     Reserved,
@@ -47,6 +49,7 @@ from cluster.messages import (
     WireMessage,
 )
 from cluster.place_search import PlaceSearch
+from cluster.prompt_order import PromptOrder
 from cluster.routes import Routes
 from cluster.token_order import Delta, TokenOrder
 from cluster.wire import Peers
@@ -72,6 +75,7 @@ class Attempt:
             limit=self._request.sampling.max_tokens,
             colocated=route.prefill is None,
         )
+        self._prompt_order = PromptOrder(self._request.scored, journey.scored)
         self._legs = Legs(peers)
         self._prefill: Leg | None = None
         self._decode: Leg | None = None
@@ -88,6 +92,9 @@ class Attempt:
                             yield delta
                             if delta.finish is not None:
                                 return
+                    case Said(leg, PromptLogprobs() as scored):
+                        for delta in self._scored(leg, scored):
+                            yield delta
                     case Said(leg, Failed() as failed):
                         error = revive(failed.error, failed.message, failed.retry_after_s)
                         self._on_loss(leg, error)
@@ -148,12 +155,21 @@ class Attempt:
 
     # ------------------------------------------------------------ what ranks say
 
+    def _scored(self, leg: Leg, scored: PromptLogprobs) -> list[Delta]:
+        if self._prefill is not None and leg is not self._prefill:
+            raise ProtocolError(f"{leg.endpoint.name} scored a prompt that it does not run")
+        return self._prompt_order.take(scored)
+
     def _in_order(self, leg: Leg, tokens: Tokens) -> list[Delta]:
         if leg is self._prefill:
-            return self._order.from_prefill(tokens)
-        if isinstance(self._journey.state, Pushing):
-            self._taken_over(leg.endpoint)
-        return self._order.from_decode(tokens)
+            deltas = self._order.from_prefill(tokens)
+        else:
+            if isinstance(self._journey.state, Pushing):
+                self._taken_over(leg.endpoint)
+            deltas = self._order.from_decode(tokens)
+        if deltas:
+            self._prompt_order.check_complete()
+        return deltas
 
     def _on_message(self, leg: Leg, message: WireMessage) -> None:
         match message, self._journey.state:

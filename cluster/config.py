@@ -93,7 +93,7 @@ class HttpSection(Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8100, ge=1, le=65535)
     proxy_port: int = Field(default=0, ge=0, le=65535)  # of Serve's own proxy; 0: no proxy
-    max_body_bytes: int = Field(default=16 << 20, ge=1024)
+    max_body_bytes: int = Field(default=4 << 20, ge=1024)  # parsed on the loop: 0.4 s at worst
     body_timeout_s: float = Field(default=30.0, gt=0)
     max_concurrent: int = Field(default=256, ge=1)  # answers that one server makes at a time
     stall_timeout_s: float = Field(default=60.0, gt=0)  # a stream that nobody reads any more

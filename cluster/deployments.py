@@ -83,7 +83,7 @@ class Group:
                 name=name,
                 namespace=self._config.name,
                 scheduling_strategy=strategy,
-                **actor_options(pool),
+                **actor_options(pool, host=self._config.wire.host),
             )
             .remote(rank=pool.rank, config=self._config, name=name)
         )

@@ -25,6 +25,7 @@ class Journey:
         self.timeline = timeline
         self.state: State = Queued()
         self.attempt = 1  # ranks tell the tries of a request apart by it
+        self.scored = 0  # positions of the prompt whose log-probabilities the caller has got
         self._emitted = unpack_ids(request.output)
         self._finish: Outcome | None = None
         self._lost_at: dict[str, float] = {}  # by incarnation, on the monotonic clock
@@ -40,6 +41,7 @@ class Journey:
 
     def emit(self, delta: Delta) -> None:
         """The caller is about to get these tokens; no attempt will make them again."""
+        self.scored += len(delta.prompt_logprobs)
         self._emitted += delta.token_ids
         self._finish = delta.finish
         self.timeline.tokens(len(delta.token_ids))

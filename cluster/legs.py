@@ -58,7 +58,8 @@ class Legs:
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
-        # Unbounded, yet small: a reader slower than its ranks leaves at most max_tokens here.
+        # Unbounded, yet small: a reader slower than its ranks leaves max_tokens here at most, and
+        # the log-probabilities of one prompt.
         self._events: asyncio.Queue[LegEvent] = asyncio.Queue()
         self._legs: list[Leg] = []
         self._tasks: list[asyncio.Task[None]] = []

@@ -5,12 +5,14 @@ Who says what (-> first message of a stream, then what may follow on the same st
     caller -> router    Route            | Routed, NoWorkers
     caller -> router    Watch            | Membership, again on every change
     rank   -> router    Report           | repeated; the stream's end is the rank's end
-    caller -> prefill   Prefill          | Started, Tokens (index 0), PushFailed, HandedOver, Failed
+    caller -> prefill   Prefill          | Started, PromptLogprobs if asked for, Tokens (index 0),
+                                           PushFailed, HandedOver, Failed
                         PushTo, Cancel     from the caller, on the same stream
     caller -> decode    Reserve          | Reserved, NoRoomNow, DrainingNow, Failed,
                                            then Tokens from index 1
                         Cancel             from the caller, on the same stream
-    caller -> decode    Generate         | Started, Tokens from index 0, Failed (colocated)
+    caller -> decode    Generate         | Started, PromptLogprobs if asked for, Tokens from
+                                           index 0, Failed (colocated)
     prefill -> decode   Connect          | Connected, Failed: once per pair of incarnations
     prefill -> decode   OpenPush         | PushOpened, Unpacked, Accepted, RejectedNow, Cancel
                         Pushed, Commit     from prefill, on the same stream
@@ -224,6 +226,17 @@ class Tokens(Value):
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
+class PromptLogprobs(Value):
+    """Of the prompt's tokens at positions `first` and following: as each chunk is computed.
+
+    In order from position 1 on, and all of them before the first token of the answer.
+    """
+
+    kind: Literal["prompt_logprobs"] = "prompt_logprobs"
+    first: int
+    logprobs: tuple[TokenLogprobs, ...]
+
+
 class HandedOver(Value):
     """Prefill's word to the caller that decode has accepted the state."""
 
@@ -364,6 +377,7 @@ WireMessage = Annotated[
     | DrainingNow
     | PushTo
     | Tokens
+    | PromptLogprobs
     | HandedOver
     | PushFailed
     | Cancel

@@ -77,12 +77,16 @@ def resolve(rank: str) -> Callable[..., Any]:
     return found
 
 
-def actor_options(pool: PoolSection) -> dict[str, Any]:
+def actor_options(pool: PoolSection, *, host: str) -> dict[str, Any]:
     """What one rank asks of Ray. Threads are set before torch is imported, or it ignores them."""
     threads = str(pool.engine.threads)
+    variables = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    if host == "localhost" or host.startswith("127."):
+        # UCX authenticates nobody and listens on every interface unless it is told
+        variables["UCX_NET_DEVICES"] = "lo"
     return {
         "num_cpus": pool.cpus,
         "num_gpus": pool.gpus,
         "max_restarts": 0,  # a restartable actor's death is heard of only after its restart, ~2 s
-        "runtime_env": {"env_vars": {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}},
+        "runtime_env": {"env_vars": variables},
     }

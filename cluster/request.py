@@ -73,6 +73,7 @@ class Sampling(Value):
     stop_token_ids: tuple[int, ...] = ()
     ignore_stop: bool = False
     logprobs: Annotated[int, _in(0, 20)] | None = None  # how many alternatives; None: none at all
+    prompt_logprobs: Annotated[int, _in(0, 20)] | None = None  # the same, of the prompt's tokens
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -148,6 +149,15 @@ class Request(Value):
     @property
     def output_length(self) -> int:
         return len(self.output) // 4
+
+    @property
+    def scored(self) -> range:
+        """Positions of the prompt whose log-probabilities are owed, before any token is.
+
+        All but the first, which nothing precedes; none once there is output.
+        """
+        wanted = self.sampling.prompt_logprobs is not None and not self.output
+        return range(1, self.prompt_length if wanted else 1)
 
     @property
     def longest(self) -> int:

@@ -16,13 +16,16 @@ from cluster.messages import FinishReason, TokenLogprobs, Tokens
 class Delta:
     """Tokens that the caller has not seen yet: output indices first .. first + len - 1.
 
-    `logprobs` has one entry a token if the request asks for them, else none at all.
+    `logprobs` has one entry a token if the request asks for them, else none at all. If it asks for
+    `prompt_logprobs`, they come before all tokens, some at a time, in deltas without a token: of
+    the prompt's positions from 1 on, in order, each once.
     """
 
     token_ids: tuple[int, ...]
     first: int
     finish: FinishReason | None = None  # with the last of them
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 class TokenOrder:

@@ -134,6 +134,8 @@ class DecodeRank(Rank):
         ):
             await run.until(lambda: run.started)
             await stream.send(Started(queued_s=time.monotonic() - queued_at))
+            async for scored in run.prompt_logprobs():
+                await stream.send(scored)
             await _tell_tokens(stream, run, request.output_length)
 
 

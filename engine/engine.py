@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from cluster.errors import WorkerLost
-from cluster.messages import Request
+from cluster.messages import PromptLogprobs, Request, TokenLogprobs
 from engine.choice import Choice
 from engine.request import Broken, End, Removed, Running, stop_ids
 from engine.schedule import Schedule
@@ -19,6 +19,7 @@ from kv_transfer.blocks import Lease
 
 logger = logging.getLogger(__name__)
 
+MOST_SCORED = 1024  # log-probabilities of a prompt in one message
 STOP_TIMEOUT_S = 10.0  # for the step in progress; the thread dies with the process anyway
 
 
@@ -41,6 +42,8 @@ class Run:
         self.started = False
         self.done = running.done  # positions whose state is final in the blocks
         self.choices: list[Choice] = []
+        self._scored: list[TokenLogprobs] = []  # of the prompt, not yet told
+        self._scored_to = running.request.scored.start  # positions below it need no scoring
         self.end: End | None = None
         self.ended_at = 0.0
 
@@ -58,6 +61,21 @@ class Run:
         """Waits for what only news can bring; any number may wait."""
         while not reached():
             await self._changed.wait()
+
+    async def prompt_logprobs(self) -> AsyncIterator[PromptLogprobs]:
+        """All that the request asks for, as they are made; for one reader, before tokens().
+
+        Ends early when the run does: with an error, then. What was told is not kept.
+        """
+        owed = self._running.request.scored
+        first = owed.start
+        while first < owed.stop:
+            await self.until(lambda: bool(self._scored) or self.end is not None)
+            if not self._scored:
+                return
+            told, self._scored = self._scored[:MOST_SCORED], self._scored[MOST_SCORED:]
+            yield PromptLogprobs(first=first, logprobs=tuple(told))
+            first += len(told)
 
     async def tokens(self) -> AsyncIterator[tuple[Choice, ...]]:
         """All new ones, as many at a time as there are by then. Raises the engine's error."""
@@ -90,6 +108,10 @@ class Run:
     def hear(self, news: News) -> None:
         self.started = True
         self.done = max(self.done, news.done)  # computed again after a failed step: the same rows
+        if news.prompt is not None:  # likewise: what is known already comes once only
+            fresh = news.prompt.logprobs[self._scored_to - news.prompt.first :]
+            self._scored += fresh
+            self._scored_to += len(fresh)
         if news.choice is not None:
             self.choices.append(news.choice)
         if news.end is not None:

@@ -1,17 +1,24 @@
-"""Runs one step on the model: rows in, next tokens out. Knows not why these rows were chosen."""
+"""Runs one step on the model: rows in, next tokens out. Knows not why these rows were chosen.
+
+A prompt whose log-probabilities are wanted has the logits of all its rows made, others one row's.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from cluster.errors import ClusterError
+from engine.choice import Choice
 from engine.context import Context
+from engine.logprobs import prompt_logprobs
 from engine.request import Running
 from engine.sampler import sample
+from engine.scored import Scored
 from engine.step_loop import Outcome, Work
 from kv_transfer.packed_cache import PackedCache
 from kv_transfer.slab import Slab
@@ -37,7 +44,7 @@ class Executor:
         self._slab = slab
         self._contexts: WeakKeyDictionary[Running, Context] = WeakKeyDictionary()
 
-    def __call__(self, work: Sequence[Work]) -> list[Outcome]:
+    def __call__(self, work: Sequence[Work]) -> Sequence[Outcome]:
         """One outcome for each part; raises whatever the forward raises."""
         spec = self._model.spec
         batch = build_batch(
@@ -46,7 +53,7 @@ class Executor:
                     one.running.token_ids,
                     one.grant.start,
                     one.grant.count,
-                    logits="last" if one.grant.samples else "none",
+                    logits=_wanted(one),
                 )
                 for one in work
             ],
@@ -56,6 +63,17 @@ class Executor:
         cache = PackedCache(self._slab, [one.running.lease for one in work])
         with torch.no_grad():
             logits_RV = self._model.forward(batch, cache)
+        if not any(one.scored for one in work):
+            return self._next_tokens(work, logits_RV)
+        parts = torch.split(logits_RV, [_rows(one) for one in work])
+        last_rows = [part[-1:] for one, part in zip(work, parts, strict=True) if one.grant.samples]
+        outcomes = self._next_tokens(work, torch.cat([logits_RV[:0], *last_rows]))
+        return [_with_prompt(*part) for part in zip(work, parts, outcomes, strict=True)]
+
+    def _next_tokens(
+        self, work: Sequence[Work], logits_RV: Tensor
+    ) -> Sequence[Choice | ClusterError | None]:
+        """`logits_RV` has one row for each part that samples."""
         contexts = [self._context(one.running) for one in work if one.grant.samples]
         drawn = iter(sample(logits_RV, contexts))
         return [next(drawn) if one.grant.samples else None for one in work]
@@ -65,3 +83,23 @@ class Executor:
         if running not in self._contexts:
             self._contexts[running] = Context(running.request, running.token_ids, running.stop_ids)
         return self._contexts[running]
+
+
+def _wanted(one: Work) -> Literal["all", "last", "none"]:
+    if one.scored:
+        return "all"
+    return "last" if one.grant.samples else "none"
+
+
+def _rows(one: Work) -> int:
+    """How many rows of logits the model makes for it."""
+    return {"all": one.grant.count, "last": 1, "none": 0}[_wanted(one)]
+
+
+def _with_prompt(one: Work, logits_RV: Tensor, outcome: Choice | ClusterError | None) -> Outcome:
+    positions, alternatives = one.scored, one.running.request.sampling.prompt_logprobs
+    if not positions or alternatives is None:
+        return outcome
+    tokens = [one.running.token_ids[position] for position in positions]
+    scored = prompt_logprobs(logits_RV[: len(tokens)], positions.start, tokens, alternatives)
+    return Scored(scored, outcome)

@@ -6,13 +6,14 @@ Neither temperature nor any other option of the request has a part in them.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from cluster.messages import TokenLogprobs
+from cluster.messages import PromptLogprobs, TokenLogprobs
 
-# V = vocabulary
+# R = rows of one chunk, V = vocabulary
 
 
 def logprobs(logits_V: Tensor, token: int, alternatives: int) -> TokenLogprobs:
@@ -20,6 +21,20 @@ def logprobs(logits_V: Tensor, token: int, alternatives: int) -> TokenLogprobs:
     logprobs_V = torch.log_softmax(logits_V.double(), dim=0)
     top = [(id, float(logprobs_V[id])) for id in _likeliest(logits_V, alternatives)]
     return TokenLogprobs(logprob=float(logprobs_V[token]), top=tuple(top))
+
+
+def prompt_logprobs(
+    logits_RV: Tensor, first: int, tokens: Sequence[int], alternatives: int
+) -> PromptLogprobs:
+    """Of `tokens` at positions `first` and following: logits_RV[0] are those of the row before.
+
+    Row by row: a chunk's float64 copy of a large vocabulary would be gigabytes.
+    """
+    scored = (
+        logprobs(logits_V, token, alternatives)
+        for logits_V, token in zip(logits_RV, tokens, strict=True)
+    )
+    return PromptLogprobs(first=first, logprobs=tuple(scored))
 
 
 def _likeliest(logits_V: Tensor, count: int) -> list[int]:

@@ -16,9 +16,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cluster.errors import ClusterError, WorkerLost
+from cluster.messages import PromptLogprobs
 from engine.choice import Choice
 from engine.request import Broken, End, Removed, Running
 from engine.schedule import Grant, Progress, Schedule
+from engine.scored import Scored
 
 logger = logging.getLogger(__name__)
 
@@ -30,9 +32,17 @@ class Work:
     running: Running
     grant: Grant
 
+    @property
+    def scored(self) -> range:
+        """Positions whose log-probabilities this part's rows must give."""
+        if self.running.output_length:
+            return range(0)
+        owed, start = self.running.request.scored, self.grant.start
+        return range(start + 1, min(start + 1 + self.grant.count, owed.stop))
 
-Outcome = Choice | ClusterError | None
-"""Of one request's part: its next token, its own error, or nothing yet."""
+
+Outcome = Choice | ClusterError | Scored | None
+"""Of one request's part: its next token, its own error, or nothing yet; or what it has scored."""
 
 Execute = Callable[[Sequence[Work]], Sequence[Outcome]]
 
@@ -44,6 +54,7 @@ class News:
     running: Running
     done: int
     choice: Choice | None = None
+    prompt: PromptLogprobs | None = None
     end: End | None = None
 
 
@@ -185,14 +196,17 @@ class StepLoop:
             self._deliver([News(running, running.done) for running in starting])
 
     def _account(self, work: Work, outcome: Outcome) -> News:
-        running = work.running
+        running, prompt = work.running, None
+        if isinstance(outcome, Scored):
+            prompt, outcome = outcome.prompt, outcome.next
         if isinstance(outcome, ClusterError):
             return News(running, running.done, end=Broken(outcome))
         running.done = work.grant.start + work.grant.count
         if outcome is None:
-            return News(running, running.done)
+            return News(running, running.done, prompt=prompt)
         running.alone = False
-        return News(running, running.done, outcome, running.append(outcome.token))
+        end = running.append(outcome.token)
+        return News(running, running.done, outcome, prompt, end)
 
     def _blame(self, work: Sequence[Work], error: Exception) -> list[News]:
         logger.error("%s: a step of %d requests failed", self._name, len(work), exc_info=error)

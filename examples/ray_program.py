@@ -11,8 +11,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import ray
-
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from cluster import local_ray
@@ -36,6 +34,8 @@ def complete(prompt: str, max_tokens: int) -> str:
 
 def main() -> None:
     local_ray.prefer()  # the cluster of `tandem up --local`, unless RAY_ADDRESS names another
+    import ray  # reads its settings when it is imported
+
     environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}  # where tasks find our code
     ray.init(address="auto", log_to_driver=False, runtime_env=environment)
     task = ray.remote(num_cpus=0)(complete)

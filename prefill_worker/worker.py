@@ -103,6 +103,8 @@ class PrefillRank(Rank):
             await stream.send(Started(queued_s=time.monotonic() - queued_at))
             prompt = Prompt(request.request_id, length, lease, run)
             async with beside(self._hand_over(stream, prompt, places)) as handing_over:
+                async for scored in run.prompt_logprobs():
+                    await stream.send(scored)
                 await run.until(lambda: run.end is not None)
                 run.raise_if_broken()
                 finish = run.end.reason if isinstance(run.end, Finished) else None

@@ -30,11 +30,19 @@ class ShownToken:
 
 @dataclass(frozen=True)
 class Piece:
-    """What is new of an answer; `finish` comes with the last piece."""
+    """What is new of an answer; `finish` comes with the last piece.
+
+    `prompt` are tokens of an echoed prompt, whose text comes before that of the `tokens`.
+    """
 
     text: str
     tokens: Sequence[ShownToken] = ()
     finish: FinishReason | None = None
+    prompt: Sequence[ShownToken] = ()
+
+    def after(self, echoed: Piece) -> Piece:
+        """With what is left to be told of the prompt before it."""
+        return Piece(echoed.text + self.text, self.tokens, self.finish, echoed.prompt)
 
 
 class AnswerText:

@@ -66,7 +66,7 @@ def create_app(engine: Engine, tokenizer: Tokenizer, config: ClusterConfig) -> F
     @app.get("/v1/models/{name:path}")
     async def one_model(name: str) -> Response:
         if name != config.model.served_name:
-            raise UnknownModel(f"model {name!r} is not served here")
+            raise UnknownModel(f"model {name[:64]!r} is not served here")
         return JSONResponse(models["data"][0])
 
     @app.post("/v1/completions", **COMPLETIONS)

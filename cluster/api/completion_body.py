@@ -24,6 +24,9 @@ from cluster.errors import BadRequest
 MAX_STOP_STRINGS = 1024
 MAX_STOP_CHARACTERS = 16384  # of all stop strings together; their automaton has a node for each
 MAX_BAD_WORDS = 512
+MAX_PROMPTS = 1024  # counted before any is looked at: a body must not occupy the loop
+MAX_STOP_IDS = 1024
+MAX_ALLOWED_IDS = 1 << 18  # more than any vocabulary
 Prompts = tuple[str | list[int], ...]
 
 
@@ -37,6 +40,8 @@ class BadField(BadRequest):
 
 def _prompts(value: object) -> Prompts:
     """A text, its token ids, or a list of either."""
+    if isinstance(value, list) and len(value) > MAX_PROMPTS and isinstance(value[0], str | list):
+        raise ValueError(f"may be up to {MAX_PROMPTS} prompts, not {len(value)}")
     if isinstance(value, list) and value and all(isinstance(one, str | list) for one in value):
         prompts: Prompts = tuple(value)
     else:
@@ -135,12 +140,14 @@ class CompletionBody(_Body):
     repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
     min_tokens: int = Field(default=0, ge=0, lt=2**31)
     ignore_eos: bool = False
-    stop_token_ids: list[TokenId] = []
+    stop_token_ids: list[TokenId] = Field(default=[], max_length=MAX_STOP_IDS)
     include_stop_str_in_output: bool = False
     bad_words: list[Annotated[str, Field(min_length=1, max_length=256)]] = Field(
         default=[], max_length=MAX_BAD_WORDS
     )
-    allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
+    allowed_token_ids: list[TokenId] | None = Field(
+        default=None, min_length=1, max_length=MAX_ALLOWED_IDS
+    )
     return_token_ids: bool = False
     # our own
     timeline: bool = False
@@ -171,10 +178,6 @@ class CompletionBody(_Body):
             raise BadField("best_of", f"must be n ({self.n}): answers are not ranked here")
         if self.stream_options is not None and not self.stream:
             raise BadField("stream_options", "is for streams only; set stream to true")
-        if self.echo and self.logprobs is not None:
-            raise BadField(
-                "echo", "cannot be combined with logprobs: the prompt's are not computed"
-            )
         if self.ignore_eos and self.stop_token_ids:
             raise BadField("ignore_eos", "ignores every stop token, so stop_token_ids too")
         if self.timeline and choices > 1:

@@ -67,6 +67,7 @@ def _sampling(body: CompletionBody, tokenizer: Tokenizer) -> Sampling:
             stop_token_ids=tuple(body.stop_token_ids),
             ignore_stop=body.ignore_eos,
             logprobs=body.logprobs,
+            prompt_logprobs=body.logprobs if body.echo else None,
         )
     except ValidationError as error:
         raise bad_field(error) from error

@@ -24,13 +24,14 @@ from cluster.api.logprobs import logprobs_body
 from cluster.api.merging import merge
 from cluster.api.metrics import Metrics
 from cluster.api.openai import Completion, UnknownModel, Usage, choice_body, error_body
+from cluster.api.prompt_text import Echo, PlainEcho, ScoredEcho
 from cluster.api.stop_strings import StopStrings
 from cluster.api.streaming import EventStream, read_body, while_connected
 from cluster.api.text import Tokenizer
 from cluster.config import ClusterConfig
 from cluster.errors import NoRoom
 from cluster.generation import Delta, Timeline
-from cluster.messages import FinishReason, Member, Request
+from cluster.messages import FinishReason, Member, Request, unpack_ids
 
 logger = logging.getLogger(__name__)
 Json = dict[str, Any]
@@ -56,7 +57,7 @@ class Choice:
 
     request: Request
     text: AnswerText
-    echoed: str  # shown before everything else
+    echo: Echo  # shown before everything else
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class Completions:
 
     async def _understand(self, body: CompletionBody, completion_id: str) -> Ask:
         if body.model not in (None, self._model):
-            raise UnknownModel(f"model {body.model!r} is not served here; {self._model!r} is")
+            raise UnknownModel(f"model {body.model[:64]!r} is not served here; {self._model!r} is")
         if len(body.prompt) * body.n > self._http.max_concurrent:
             raise BadField(
                 "prompt" if len(body.prompt) > 1 else "n",
@@ -116,7 +117,6 @@ class Completions:
             )
         requests = await build_requests(body, completion_id, self._tokenizer, self.max_length)
         stops = await _stop_strings(body.stop)
-        prompts = [self._shown(prompt) if body.echo else "" for prompt in body.prompt]
         ask = Ask(
             body=body,
             choices=[],
@@ -126,20 +126,24 @@ class Completions:
             timeline=Timeline() if body.timeline else None,
         )
         for index, request in enumerate(requests):
-            echoed = prompts[index // body.n]
+            echo = self._echo(body, body.prompt[index // body.n], request)
             text = AnswerText(
                 self._tokenizer,
                 stops,
-                offset=len(echoed),
+                offset=echo.length,
                 min_tokens=body.min_tokens,
                 show_stop=body.include_stop_str_in_output,
                 tell_tokens=ask.tells_tokens,
             )
-            ask.choices.append(Choice(request, text, echoed))
+            ask.choices.append(Choice(request, text, echo))
         return ask
 
-    def _shown(self, prompt: str | list[int]) -> str:
-        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt)
+    def _echo(self, body: CompletionBody, prompt: str | list[int], request: Request) -> Echo:
+        if not body.echo:
+            return PlainEcho("")
+        if body.logprobs is not None:
+            return ScoredEcho(unpack_ids(request.prompt), self._tokenizer)
+        return PlainEcho(prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt))
 
     async def _events(self, ask: Ask) -> AsyncGenerator[bytes, None]:
         """The JSON of each event of a stream."""
@@ -175,7 +179,9 @@ class Completions:
             index,
             piece.text,
             finish=piece.finish,
-            logprobs=logprobs_body(piece.tokens, self._tokenizer) if wanted else None,
+            logprobs=(
+                logprobs_body((*piece.prompt, *piece.tokens), self._tokenizer) if wanted else None
+            ),
             token_ids=[token.token_id for token in piece.tokens] if told else None,
         )
 
@@ -192,16 +198,19 @@ class Completions:
     async def _answer(self, ask: Ask, choice: Choice) -> AsyncGenerator[Piece, None]:
         """Ends with the piece that has a finish; a stop string ends the generation with it."""
         clock = self.metrics.answer(choice.request.prompt_length)
-        echoed = choice.echoed
+        echo: Echo | None = choice.echo
         answer = self._engine.generate(choice.request, ask.timeline, colocated=ask.body.colocated)
         try:
             async with aclosing(answer) as deltas:
                 async for delta in deltas:
+                    if delta.prompt_logprobs:
+                        yield choice.echo.feed(delta.prompt_logprobs)
+                        continue
                     piece = choice.text.feed(delta)
                     clock.got(choice.text.count)
-                    if echoed:
-                        piece, echoed = Piece(echoed + piece.text, piece.tokens, piece.finish), ""
-                    if piece.text or piece.tokens or piece.finish:
+                    if echo is not None:
+                        piece, echo = piece.after(echo.rest()), None
+                    if piece.text or piece.tokens or piece.prompt or piece.finish:
                         yield piece
                     if piece.finish is not None:
                         return
@@ -229,15 +238,17 @@ class _Gathered:
 
     texts: list[str] = field(default_factory=list)
     tokens: list[ShownToken] = field(default_factory=list)
+    prompt: list[ShownToken] = field(default_factory=list)
     finish: FinishReason | None = None
 
     def add(self, piece: Piece) -> None:
         self.texts.append(piece.text)
         self.tokens += piece.tokens
+        self.prompt += piece.prompt
         self.finish = piece.finish
 
     def piece(self) -> Piece:
-        return Piece("".join(self.texts), self.tokens, self.finish)
+        return Piece("".join(self.texts), self.tokens, self.finish, self.prompt)
 
 
 async def _stop_strings(strings: tuple[str, ...]) -> StopStrings:

@@ -11,10 +11,13 @@ from typing import Any
 from cluster.api.answer_text import ShownToken
 from cluster.api.text import Tokenizer
 
+LOWEST = -9999.0  # as OpenAI's API writes it
+
 
 def logprobs_body(tokens: Sequence[ShownToken], tokenizer: Tokenizer) -> dict[str, Any]:
     """`text_offset` counts characters from the start of the choice's text. `top_logprobs` has the
-    chosen token too, wherever it ranks, so one entry more than asked for at times."""
+    chosen token too, wherever it ranks, so one entry more than asked for at times. A token that
+    the model rules out can only be a prompt's; JSON has no infinity, so it gets LOWEST."""
     lists: dict[str, Any] = {
         "tokens": [],
         "token_logprobs": [],
@@ -31,8 +34,9 @@ def logprobs_body(tokens: Sequence[ShownToken], tokenizer: Tokenizer) -> dict[st
             lists["top_logprobs"].append(None)
             continue
         top = {spell(token_id, tokenizer): value for token_id, value in own.top}
-        lists["token_logprobs"].append(own.logprob)
-        lists["top_logprobs"].append(top | {spelling: own.logprob})
+        logprob = max(own.logprob, LOWEST)
+        lists["token_logprobs"].append(logprob)
+        lists["top_logprobs"].append(top | {spelling: logprob})
     return lists
 
 

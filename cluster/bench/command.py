@@ -54,7 +54,9 @@ def add_bench(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 
 
 def run(options: argparse.Namespace) -> int:
-    """Exit status 1 if any request failed."""
+    """Exit status 1 if any request failed. Raises BadRequest for a load that cannot be."""
+    if options.json is not None:
+        options.json.touch()  # a place that cannot be written to is told before the load, not after
     load = Load(
         requests=options.requests,
         concurrency=options.concurrency,

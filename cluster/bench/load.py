@@ -53,6 +53,12 @@ class Load:
     highest_id: int = 1999  # of the token ids in prompts
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if self.requests < 1 or self.concurrency < 1:
+            raise BadRequest("a load needs at least one request and one client at a time")
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise BadRequest(f"rate {self.rate}: requests a second are a number above 0")
+
     def bodies(self) -> Iterator[Json]:
         """One streamed request each; every prompt is another one."""
         dice = random.Random(self.seed)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import cycle
 from pathlib import Path
@@ -27,6 +28,7 @@ from cluster.messages import (
     Request,
     Role,
     TokenLogprobs,
+    unpack_ids,
 )
 from tests.cluster.fakes import until
 
@@ -37,7 +39,10 @@ WITHIN_S = 2.0  # for what takes milliseconds
 
 
 class FakeEngine:
-    """Says `answer`, cut into deltas of `sizes` tokens in turn; waits before an index held."""
+    """Says `answer`, cut into deltas of `sizes` tokens in turn; waits before an index held.
+
+    The log-probabilities of a prompt come first, cut likewise.
+    """
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class FakeEngine:
         self.begun = asyncio.Event()
         self.left = asyncio.Event()  # a generation has ended, whichever way
         self.told = 0  # tokens, of all answers
+        self.ruled_out = -1  # a token that the model cannot say
         self.hold_at: Callable[[int], bool] = lambda index: False
         self.go_on = asyncio.Event()
 
@@ -77,6 +83,8 @@ class FakeEngine:
         finish = "length" if len(answer) < len(whole) else self.finish
         try:
             self.begun.set()
+            for scored in self._scored(request):
+                yield scored
             first = 0
             for size in cycle(self.sizes):
                 if first >= len(answer):
@@ -88,12 +96,34 @@ class FakeEngine:
                     timeline.tokens(len(tokens))
                 last = self.error is None and first + size >= len(answer)
                 self.told += len(tokens)
-                yield Delta(tokens, first, finish if last else None, thoughts(tokens, request))
+                yield Delta(
+                    tokens,
+                    first,
+                    finish if last else None,
+                    thoughts(tokens, request.sampling.logprobs),
+                )
                 first += size
             if self.error is not None:
                 raise self.error
         finally:
             self.left.set()
+
+    def _scored(self, request: Request) -> Iterator[Delta]:
+        options = request.sampling
+        tokens = [unpack_ids(request.prompt)[position] for position in request.scored]
+        told = [
+            thought.model_copy(update={"logprob": -math.inf})
+            if token == self.ruled_out
+            else thought
+            for token, thought in zip(
+                tokens, thoughts(tokens, options.prompt_logprobs), strict=True
+            )
+        ]
+        for size in cycle(self.sizes):
+            if not told:
+                return
+            yield Delta((), 0, prompt_logprobs=tuple(told[:size]))
+            del told[:size]
 
     def members(self) -> tuple[Member, ...]:
         return tuple(
@@ -124,9 +154,8 @@ def with_http(**settings: object) -> ClusterConfig:
     return CONFIG.model_copy(update={"http": CONFIG.http.model_copy(update=settings)})
 
 
-def thoughts(tokens: Sequence[int], request: Request) -> tuple[TokenLogprobs, ...]:
+def thoughts(tokens: Sequence[int], wanted: int | None) -> tuple[TokenLogprobs, ...]:
     """What a model that thinks little of itself says: a function of the token."""
-    wanted = request.sampling.logprobs
     if wanted is None:
         return ()
     return tuple(

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cluster.api.logprobs import spell
 from cluster.errors import WorkerLost
 from cluster.messages import Request, unpack_ids
 from cluster.seeds import choice_seed
@@ -78,8 +79,6 @@ def joined(chunks: list[dict[str, Any]], choices: int) -> list[dict[str, Any]]:
 async def test_streamed_and_whole_agree_for_any_stop_string_and_grouping(
     start: int, length: int, sizes: list[int], tells: dict[str, Any], more: dict[str, Any]
 ) -> None:
-    if tells.get("logprobs") and more.get("echo"):
-        more = {}
     stop = TEXT[start : start + length]
     body = {"stop": [stop, "never"], **tells, **more}
     answer = await ask(FakeEngine(ANSWER, sizes=sizes), **body)
@@ -156,12 +155,44 @@ async def test_logprobs_of_every_token_the_first_included() -> None:
     assert told["text_offset"][0] == 0
 
 
-async def test_the_prompts_own_logprobs_are_refused_by_name() -> None:
-    body = {"prompt": "a", "echo": True, "logprobs": 1}
-    async with client_of(app_over(FakeEngine(ANSWER))) as client:
-        answer = await client.post("/v1/completions", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"] == "echo"
+async def test_an_echo_with_logprobs_spells_prompt_and_answer_alike() -> None:
+    engine = FakeEngine(ANSWER, sizes=(3, 1))
+    prompt = "Say \U0001fae0 twice"
+    answer = await ask(engine, prompt=[prompt, "a"], n=2, echo=True, logprobs=2, max_tokens=6)
+    assert len(answer["choices"]) == 4
+    for choice in answer["choices"]:
+        asked = prompt if choice["index"] < 2 else "a"
+        ids, told = TOKENIZER.encode(asked), choice["logprobs"]
+        assert choice["text"] == asked + TOKENIZER.decode(ANSWER[:6])
+        assert [len(values) for values in told.values()] == [len(ids) + 6] * 4
+        assert told["tokens"] == [spell(one, TOKENIZER) for one in [*ids, *ANSWER[:6]]]
+        expected = [-1.0 - token for token in [*ids, *ANSWER[:6]]]
+        assert told["token_logprobs"] == [None, *expected[1:]]
+        assert told["top_logprobs"][0] is None
+        assert [len(top) for top in told["top_logprobs"][1:]] == [3] * (len(ids) + 5)
+        assert told["text_offset"][0] == 0
+        assert told["text_offset"][len(ids)] == len(asked)
+        plain = zip(told["tokens"], told["text_offset"], strict=True)
+        assert all(choice["text"].startswith(token, at) for token, at in plain if ":" not in token)
+    assert all(request.sampling.prompt_logprobs == 2 for request in engine.requests)
+
+
+async def test_the_ids_beside_an_echo_are_the_answers_with_logprobs_and_without() -> None:
+    for more in ({}, {"logprobs": 0}):
+        answer = await ask(
+            FakeEngine(ANSWER), echo=True, return_token_ids=True, max_tokens=3, **more
+        )
+        assert answer["choices"][0]["token_ids"] == list(ANSWER[:3])
+    assert [len(top or {}) for top in answer["choices"][0]["logprobs"]["top_logprobs"][1:]] == (
+        [1] * (len(TOKENIZER.encode("Hello")) + 2)
+    )
+
+
+async def test_what_the_model_rules_out_of_a_prompt_is_a_number_in_json() -> None:
+    engine = FakeEngine(ANSWER)
+    engine.ruled_out = 1501
+    answer = await ask(engine, prompt=[1500, 1501, 1502], echo=True, logprobs=1, max_tokens=1)
+    assert answer["choices"][0]["logprobs"]["token_logprobs"][1] == -9999.0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -154,6 +154,7 @@ async def test_one_prompt_in_any_spelling(prompt: object, token_ids: list[int]) 
         ("prompt", [[TOKENIZER.vocab_size]]),
         ("prompt", [[2**31]]),
         ("prompt", [2**70]),
+        ("prompt", [[1]] * 1025),
         ("prompt", None),
         ("prompt", 3),
         ("prompt", [1, True]),
@@ -206,6 +207,8 @@ async def test_one_prompt_in_any_spelling(prompt: object, token_ids: list[int]) 
         ("stream_options.include_usage", {"include_usage": 1}),
         ("stop_token_ids", [TOKENIZER.vocab_size]),
         ("stop_token_ids.0", ["a"]),
+        ("stop_token_ids", [1] * 1025),
+        ("allowed_token_ids", [1] * 262_145),
         ("no_such_field", 1),
     ],
 )

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any
 
 import openai
 import pytest
@@ -108,6 +109,37 @@ async def test_the_async_client_with_everything_at_once() -> None:
     assert len(usages) == 1
     assert all(told.startswith("Hi ") for told in spellings)
     assert engine.requests[0].sampling.top_k == 5
+
+
+async def test_an_echo_with_logprobs_has_an_entry_for_each_token_of_prompt_and_answer() -> None:
+    prompt = TOKENIZER.encode("The quick brown fox jumps over the lazy dog, and then some more.")[
+        :20
+    ]
+    assert len(prompt) == 20
+    async with client_of(FakeEngine([*ANSWER, *ANSWER], sizes=(7,))) as client:
+
+        async def ask(**more: Any) -> Any:
+            return await client.completions.create(
+                model=MODEL, prompt=prompt, echo=True, logprobs=1, max_tokens=4, **more
+            )
+
+        with pytest.raises(openai.BadRequestError, match="max_tokens"):
+            await client.completions.create(
+                model=MODEL, prompt=prompt, echo=True, logprobs=1, max_tokens=0
+            )
+        (whole,) = (await ask()).choices
+        chunks = [chunk.choices[0] async for chunk in await ask(stream=True)]
+    told = whole.logprobs.model_dump()
+    assert {key: len(values) for key, values in told.items()} == dict.fromkeys(told, 24)
+    assert (told["token_logprobs"][0], told["top_logprobs"][0]) == (None, None)
+    assert all(logprob < 0 for logprob in told["token_logprobs"][1:])
+    assert told["text_offset"][0] == 0
+    assert told["text_offset"][20] == len(TOKENIZER.decode(prompt))
+    assert whole.text == TOKENIZER.decode(prompt) + TOKENIZER.decode(ANSWER[:4])
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    for key, values in told.items():
+        assert [one for chunk in chunks for one in chunk.logprobs.model_dump()[key]] == values
+    assert len(chunks) > 2  # the prompt comes as it is scored
 
 
 async def test_errors_are_the_clients_own_kinds() -> None:

@@ -148,3 +148,14 @@ def test_the_http_benchmark_has_figures() -> None:
     cost = measure(200, rounds=3)
     assert cost.first_byte_ms > 0
     assert 0 < cost.token_us < 10_000
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--concurrency", "0"], ["--requests", "0"], ["--rate", "-1"], ["--rate", "nan"]]
+)
+def test_a_load_that_cannot_be_is_refused_before_it_starts(wrong: list[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_bench(parser.add_subparsers())
+    options = parser.parse_args(["bench", "--url", "http://127.0.0.1:1", *wrong])
+    with pytest.raises(BadRequest):
+        options.run(options)

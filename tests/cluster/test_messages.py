@@ -30,6 +30,7 @@ from cluster.messages import (
     OpenPush,
     PieceDigest,
     Prefill,
+    PromptLogprobs,
     Proof,
     Pushed,
     PushFailed,
@@ -92,6 +93,7 @@ EXAMPLES: tuple[WireMessage, ...] = (
             TokenLogprobs(logprob=-2.0),
         ),
     ),
+    PromptLogprobs(first=1, logprobs=(TokenLogprobs(logprob=-0.5, top=((5, -0.5),)),)),
     HandedOver(
         bytes_moved=1, pushes=2, push_s=0.1, tail_s=0.2, path="nixl/UCX", reservation="i1:1"
     ),

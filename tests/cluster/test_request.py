@@ -33,6 +33,7 @@ EVERYTHING: dict[str, Any] = {
     "stop_token_ids": (4,),
     "ignore_stop": False,
     "logprobs": 20,
+    "prompt_logprobs": 20,
 }
 
 
@@ -74,6 +75,7 @@ def test_every_option_is_there_and_travels() -> None:
         ("max_tokens", 0, "[1, "),
         ("logprobs", -1, "[0, 20]"),
         ("logprobs", 21, "[0, 20]"),
+        ("prompt_logprobs", 21, "[0, 20]"),
         ("top_q", 1, "not permitted"),
     ],
 )

@@ -67,6 +67,18 @@ class Site:
             timeout=90,
         )
 
+    def example(self, name: str) -> subprocess.CompletedProcess[str]:
+        """A file of examples/, told where HTTP is by the environment as a user would."""
+        shell = name.endswith(".sh")
+        return subprocess.run(
+            ["bash" if shell else sys.executable, f"examples/{name}"],
+            cwd=self.folder,
+            env=os.environ | self.head.settings() | {"TANDEM_URL": self.http},
+            capture_output=True,
+            text=True,
+            timeout=90,
+        )
+
     def launch(self, *overrides: str) -> subprocess.CompletedProcess[str]:
         words = [word for one in (f"http.port={self.port}", *overrides) for word in ("--set", one)]
         config = "deploy/configs/local.toml"
@@ -165,6 +177,20 @@ def test_a_handle_in_another_process_streams_the_same_tokens(site: Site) -> None
     token_ids = [int(word) for word in told.stdout.splitlines()[0].split()]
     assert token_ids == site.complete()
     assert "handed_over" in told.stdout
+
+
+@pytest.mark.parametrize("example", ["openai_client.py", "ray_program.py", "curl.sh"])
+def test_every_example_prints_the_same_answer(site: Site, example: str) -> None:
+    body = {"prompt": "def add(a, b):", "max_tokens": 16, "temperature": 0}
+    answer = httpx.post(f"{site.http}/v1/completions", json=body, timeout=60.0).json()
+    text: str = answer["choices"][0]["text"]
+    told = site.example(example)
+    assert told.returncode == 0, told.stderr
+    if example == "curl.sh":
+        assert json.loads(told.stdout.splitlines()[0])["choices"][0]["text"] == text
+        assert "data: [DONE]" in told.stdout
+    else:
+        assert told.stdout.startswith(text)
 
 
 def test_status_knows_every_process_and_its_load(site: Site) -> None:
