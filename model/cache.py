@@ -1,9 +1,9 @@
 """Where a forward keeps request state: one seam, a dense and a packed side.
 
 The forward names rows by (field, layer, request of the batch, row number) and never learns how
-they are stored. `DenseCache` below keeps fake-quantised values and lets gradients through; the
-packed one, over a slab of bytes, is kv_transfer/packed_cache.py. Both give back the same values,
-because the packed form is lossless.
+they are stored. The dense one, dense_cache.py, keeps fake-quantised values and lets gradients
+through; the packed one, over a slab of bytes, is kv_transfer/packed_cache.py. Both give back the
+same values, because the packed form is lossless.
 """
 
 from __future__ import annotations

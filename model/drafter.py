@@ -110,7 +110,6 @@ class Drafter:
         requests_T = pad_tensor(torch.arange(count, device=anchors_R.device) // size)
         context = _Context.of(lengths_R, window_starts_R, spec.sliding_window)
         turns_T1P = rotations(positions_T, self._frequencies_P)
-
         mask_T1W = context.mask_RW.index_select(0, requests_T).unsqueeze(1)
 
         residual = Residual.of(self._embed_VD[pad_tensor(ids_RB.flatten())], spec.hc_mult)

@@ -1,7 +1,7 @@
 """The indexer of an index source: which compressed rows each row attends to.
 
 The candidate source scores all rows and also keeps the best blocks of rows; the index sources
-after it look only there. Requests with equally many rows are scored together.
+after it look only there.
 """
 
 from __future__ import annotations
@@ -18,57 +18,71 @@ from kernels.op import padded
 from kernels.ops.index_score import index_score
 from kernels.ops.rope import rope
 from kernels.ops.top_rows import top_rows
-from model.rows import Rows
+from model.rows import Ints, Rows
 from model.spec import ModelSpec
 from model.state import compressed, index_keys
 from model.step import Selected, Step
 from model.weight_source import WeightSource
 
+_PIECE = 64  # rows of a long chunk that are scored together
 _KEY_MULTIPLE = 16  # of index keys scored at once: a score must not depend on how many there are
 
-# T = padded rows, G = requests of a group, Q = padded rows of each, J = padded index keys of each,
+# T = padded rows, G = pieces of a group, Q = padded rows of each, J = padded index keys of each,
 # B = blocks of J, K = rows chosen, h = index heads, d = index head size
 
 
 @dataclass(frozen=True)
 class Group:
-    """Requests that have equally many rows in this forward, and what their rows can see."""
+    """Pieces of requests, of equally many rows, that are scored together."""
 
-    count: int  # rows of each request
+    count: int  # rows of each piece
     rows: Tensor  # [G * count] of the forward
     rows_GQ: Tensor
     visible_GQ: Tensor  # compressed rows that are complete at each row's position; 0: padding
     requests_GJ: Tensor
-    keys_GJ: Tensor  # row numbers of index keys, -1 beyond those of a request
+    keys_GJ: Tensor  # row numbers of index keys, -1 beyond what a piece can see
     hidden_GQJ: Tensor  # keys that a row does not see yet
     most: int  # the largest of visible_GQ
 
-
-def groups_of(rows: Rows, ratio: int, block: int) -> list[Group]:
-    """J is a multiple of `block`."""
-    found = []
-    for count in sorted(set(rows.counts_R.tolist()) - {0}):
-        members_G1 = (rows.counts_R == count).nonzero()[0][:, None]
+    @classmethod
+    def of(cls, rows: Rows, first_G1: Ints, count: int, ratio: int, block: int) -> Group:
+        """Pieces that begin at rows `first`; J is a multiple of `block`."""
         offsets_Q = np.arange(padded(count))
-        rows_GQ = rows.first_R[members_G1] + np.minimum(offsets_Q, count - 1)
+        rows_GQ = first_G1 + np.minimum(offsets_Q, count - 1)
         visible_GQ = (rows.positions_T[rows_GQ] + 1) // ratio
         visible_GQ[:, count:] = 0
         known_G1 = visible_GQ.max(1, keepdims=True)
         most = int(known_G1.max())
         keys_J = np.arange(-(-max(most, 1) // block) * block)
         keys_GJ = np.where(keys_J < known_G1, keys_J, -1)
-        found.append(
-            Group(
-                count,
-                torch.from_numpy(rows_GQ[:, :count].ravel()),
-                torch.from_numpy(rows_GQ),
-                torch.from_numpy(visible_GQ),
-                torch.from_numpy(members_G1).expand(keys_GJ.shape),
-                torch.from_numpy(keys_GJ),
-                torch.from_numpy(keys_J >= visible_GQ[:, :, None]),
-                most,
-            )
+        requests_G1 = torch.from_numpy(rows.requests_T[first_G1])
+        return cls(
+            count,
+            torch.from_numpy(rows_GQ[:, :count].ravel()),
+            torch.from_numpy(rows_GQ),
+            torch.from_numpy(visible_GQ),
+            requests_G1.expand(keys_GJ.shape),
+            torch.from_numpy(keys_GJ),
+            torch.from_numpy(keys_J >= visible_GQ[:, :, None]),
+            most,
         )
+
+
+def groups_of(rows: Rows, ratio: int, block: int) -> list[Group]:
+    """Short chunks of equal length make one group; of long ones, each piece sees only what it
+    can, which halves the work of a whole prompt.
+    """
+    found = []
+    for count in sorted(set(rows.counts_R.tolist()) - {0}):
+        first_G1 = rows.first_R[rows.counts_R == count][:, None]
+        if count <= _PIECE:
+            found.append(Group.of(rows, first_G1, count, ratio, block))
+            continue
+        for start in range(0, count, _PIECE):
+            length = min(_PIECE, count - start)
+            found += [
+                Group.of(rows, first[None] + start, length, ratio, block) for first in first_G1
+            ]
     return found
 
 

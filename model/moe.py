@@ -22,7 +22,7 @@ class Experts(Protocol):
     """The routed experts of one layer, wherever they are."""
 
     def __call__(self, x_TD: Tensor, routed: Routed, count: int) -> Tensor:
-        """[T, D]: the sum over the experts of each of the first `count` rows, else zeros."""
+        """[T, D]: each of the first `count` rows' sum over its experts; the others mean nothing."""
         ...
 
 

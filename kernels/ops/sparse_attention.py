@@ -29,7 +29,7 @@ def sparse_attention(
     width = window_TWd.shape[1]
     out_THd = torch.bmm(weights[..., :width], window_TWd)
     if selected_TKd is not None:
-        out_THd = torch.baddbmm(out_THd, weights[..., width:-1], selected_TKd)
+        out_THd.baddbmm_(weights[..., width:-1], selected_TKd)
     return out_THd
 
 

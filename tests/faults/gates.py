@@ -6,7 +6,7 @@ nothing of them. A step is named for what is about to happen:
     reserve  reserved  push_to  open_push  push_opened      messages, by their kind
     write 0  pushed 0  unpacked 0                           push number 0, likewise all others
     commit  accepted  handed_over                           messages
-    token 0  token 1                                        Tokens that begin at that index
+    token 0  token 1                                        Tokens that hold that index
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ Verdict = Literal["pass", "fail", "drop", "corrupt", "swap"]
 HELD_S = 30.0  # a test that forgets to open a gate fails by this, not by hanging
 
 
-def step_of(message: WireMessage) -> str:
+def steps_of(message: WireMessage) -> list[str]:
+    """Several for Tokens: a busy loop sends what it has, in one message."""
     match message:
         case Pushed(seq=number) | Unpacked(seq=number):
-            return f"{message.kind} {number}"
-        case Tokens(first=first):
-            return f"token {first}"
-    return message.kind
+            return [f"{message.kind} {number}"]
+        case Tokens(first=first, token_ids=token_ids):
+            return [f"token {index}" for index in range(first, first + len(token_ids))]
+    return [message.kind]
 
 
 class Gate:
@@ -98,8 +99,9 @@ class Gates:
         """Gates that nobody has reached are gone."""
         self._armed.clear()
 
-    async def at(self, step: str) -> Verdict:
-        gate = self._armed.pop(step, None)
+    async def at(self, message: WireMessage) -> Verdict:
+        armed = [step for step in steps_of(message) if step in self._armed]
+        gate = self._armed.pop(armed[0]) if armed else None
         return await asyncio.shield(asyncio.wrap_future(gate.hold())) if gate else "pass"
 
     def at_write(self) -> Verdict:
@@ -117,7 +119,7 @@ class GatedStream:
         self._late: list[WireMessage] = []
 
     async def send(self, message: WireMessage) -> None:
-        match await self._gates.at(step_of(message)):
+        match await self._gates.at(message):
             case "drop":
                 return
             case "swap":
@@ -155,7 +157,7 @@ class GatedPeers:
         self._gates = gates
 
     async def open(self, endpoint: Endpoint, first: WireMessage) -> GatedStream:
-        await self._gates.at(step_of(first))
+        await self._gates.at(first)
         if not self._gates.reaches(self._peers._identity.role, endpoint):
             for connection in self.connections():
                 if connection.label == endpoint.name:

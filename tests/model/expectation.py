@@ -13,7 +13,7 @@ from model.weights import write_checkpoint
 from tests.model.cases import BY_NAME, Case
 from tests.model.oracle import oracle
 
-STEPS = 6  # greedy tokens after the prompt
+STEPS = 4  # greedy tokens after the prompt
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def test_a_row_has_the_same_bits_in_any_batch(name: str) -> None:
     model = MODELS[name]()
     prompts = random_prompts(model.spec)
     alone = Prompts(model, prompts).alone()
-    for seed in range(3):
+    for seed in range(2):
         together = Prompts(model, prompts).scheduled(seed)
         assert together.logits.keys() == alone.logits.keys()
         for key, logits in alone.logits.items():
