@@ -38,14 +38,19 @@ class BodyTooSlow(BadRequest):
 
 
 async def read_body(http: HttpRequest, max_bytes: int, within_s: float) -> bytes:
-    """The whole body. BodyTooLarge as soon as it is longer, BodyTooSlow if it does not come."""
+    """The whole body. BodyTooLarge as soon as it is longer or says that it will be, BodyTooSlow if
+    it does not come."""
+    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes")
+    declared = http.headers.get("content-length", "0")
+    if declared.isdecimal() and int(declared[:20]) > max_bytes:
+        raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(within_s):
             async for piece in http.stream():
                 body += piece
                 if len(body) > max_bytes:
-                    raise BodyTooLarge(f"the body is longer than {max_bytes} bytes")
+                    raise too_large
     except TimeoutError:
         raise BodyTooSlow(f"the body did not come within {within_s:g} s") from None
     except ClientDisconnect:

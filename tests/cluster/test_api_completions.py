@@ -283,6 +283,13 @@ async def test_a_body_over_the_limit_is_refused() -> None:
     assert str(CONFIG.http.max_body_bytes) in answer.json()["error"]["message"]
 
 
+async def test_a_body_that_says_it_is_over_the_limit_is_not_waited_for() -> None:
+    headers = {"content-length": str(10**30)}  # of a body that never comes whole
+    async with client_of(app_over(FakeEngine(ANSWER))) as client:
+        answer = await client.post(URL, content=b"{", headers=headers)
+    assert answer.status_code == 413
+
+
 async def test_another_model_is_not_found() -> None:
     answer = await post(FakeEngine(ANSWER), {"prompt": [1], "model": "gpt"})
     assert answer.status_code == 404
