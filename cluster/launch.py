@@ -82,6 +82,19 @@ def timed() -> Say:
     return say
 
 
+def remarks(config: ClusterConfig) -> list[str]:
+    """What a configuration asks for that this version holds but does not use."""
+    pools = (config.prefill, config.decode)
+    found = []
+    if any(pool.gpus for pool in pools):
+        found.append(
+            "the engine computes on the CPU so far: ranks hold their GPUs and leave them idle"
+        )
+    if any(pool.ranks > 1 for pool in pools):
+        found.append("ranks of a group do not share experts so far: each loads the whole model")
+    return found
+
+
 def launch(config: ClusterConfig, *, say: Say) -> None:
     """Until the application is healthy. StartupError leaves what ran before as it was."""
     from cluster.application import Applications, Wanted, connect
@@ -90,6 +103,8 @@ def launch(config: ClusterConfig, *, say: Say) -> None:
     from cluster.ray_services import ApplicationKeys
 
     _check_files(config)
+    for remark in remarks(config):
+        say(f"note: {remark}")
     applications = Applications(connect())
     keys = ApplicationKeys(config.name)
     running = applications.find(config.name)

@@ -12,7 +12,7 @@ import pytest
 
 from cluster import launch
 from cluster.config import ClusterConfig, load_config, parse_config
-from cluster.launch import ROOT, build_arguments, sizes_to_ask
+from cluster.launch import ROOT, build_arguments, remarks, sizes_to_ask
 from cluster.packing import Domain
 from cluster.rank_actor import resolve
 from cluster.serve_details import progress, state_of, why_failed
@@ -64,6 +64,14 @@ def test_the_sizes_of_the_domain_config_are_4_and_64() -> None:
     config = load_config(ROOT / "deploy" / "configs" / "scale_up_domain.toml")
     assert config.prefill.groups * config.prefill.ranks == 4
     assert (config.decode.groups, config.decode.ranks) == (8, 8)
+
+
+def test_what_is_held_but_not_used_is_told() -> None:
+    configs = ROOT / "deploy" / "configs"
+    said = {name: remarks(load_config(configs / f"{name}.toml")) for name in ("local", "one_node")}
+    assert said["local"] == []
+    assert [remark for remark in said["one_node"] if "GPUs" in remark] == said["one_node"] != []
+    assert len(remarks(load_config(configs / "scale_up_domain.toml"))) == 2
 
 
 def test_a_first_launch_asks_for_what_the_config_says() -> None:
