@@ -1,0 +1,228 @@
+"""Gated MLPs of routed experts on FP4 weights as they are stored: 0.53 bytes a weight are read.
+
+Assignments of rows to experts are sorted into blocks of one expert each; a program multiplies one
+block by a tile of the expert's matrix. The matrix is the left operand, so that few rows still fill
+the matrix units, and its values go from memory into registers as FP4. They are exact in bf16:
+only activations are rounded. Sums run over the same tiles in the same order in any batch.
+Two values of a pair of dims stand in one word, so dims are handled in two halves.
+Knows nothing of routing or of which rank has which expert.
+"""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+# (kernels are written in Triton's language, which has no annotations)
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.formats import decode_fp4_rows
+from kernels.ops.expert_mlp import expert_mlp
+from kernels.triton_formats import bf16, fp4_halves, power_of, spread
+
+# T = rows, A = experts of a row, E = experts, D = hidden size, F = intermediate size,
+# B = blocks, M = assignments of a block
+
+
+class Fp4Matrices(NamedTuple):
+    """[E, out, in], as kernels/formats.py stores FP4 weights; scales are at most 2."""
+
+    codes: Tensor  # uint8 [E, out, in / 2]
+    scales: Tensor  # uint8 [E, out, in / 32], ue8m0
+
+    def decoded(self) -> Tensor:
+        """float32 [E, out, in]"""
+        return decode_fp4_rows(self.codes, self.scales)
+
+
+def reference(
+    x_TD: Tensor,
+    experts_TA: Tensor,
+    shares_TA: Tensor,
+    gate_up: Fp4Matrices,
+    down: Fp4Matrices,
+    *,
+    limit: float,
+) -> Tensor:
+    """float32 [T, D]: kernels/ops/expert_mlp.py on the decoded weights."""
+    return expert_mlp(
+        x_TD.float(),
+        experts_TA,
+        shares_TA.float(),
+        gate_up.decoded().transpose(1, 2).contiguous(),
+        down.decoded().transpose(1, 2).contiguous(),
+        count=len(x_TD),
+        limit=limit,
+        fp8=False,
+    )
+
+
+class Blocks(NamedTuple):
+    """Assignments (t * A + slot) by expert, each expert's padded with -1 to whole blocks.
+
+    There are as many blocks as there can be at most; those without work have expert -1.
+    """
+
+    expert_B: Tensor  # int32
+    assignment_BM: Tensor  # int32
+
+
+def blocks_of(experts_TA: Tensor, experts: int, size: int) -> Blocks:
+    """Nothing here waits for the device: shapes follow from T and A alone."""
+    chosen = experts_TA.flatten()
+    device, count = chosen.device, len(chosen)
+    most = min(count, -(-count // size) + experts)
+    counts_E = torch.zeros(experts, dtype=torch.int64, device=device)
+    counts_E.index_add_(0, chosen, torch.ones_like(chosen))
+    rooms_E = (counts_E + size - 1) // size
+    ends_E = rooms_E.cumsum(0)
+    by_expert = chosen.argsort(stable=True)
+    owner = chosen[by_expert]
+    before_E = counts_E.cumsum(0) - counts_E
+    within = torch.arange(count, device=device) - before_E[owner]
+    assignment = torch.full((most * size,), -1, dtype=torch.int32, device=device)
+    assignment[(ends_E - rooms_E)[owner] * size + within] = by_expert.to(torch.int32)
+    expert_B = torch.searchsorted(ends_E, torch.arange(most, device=device), right=True)
+    expert_B = torch.where(expert_B < experts, expert_B, -1).to(torch.int32)
+    return Blocks(expert_B, assignment.view(most, size))
+
+
+# ------------------------------------------------------------------ kernel
+
+
+@triton.jit
+def _add_product(codes, scales, words_MP, total_OM):
+    """One tile of a matrix times one tile of rows, whose words hold a pair of bf16 each."""
+    powers = power_of(tl.minimum(scales.to(tl.int32) - 127 + 126, 127))
+    even, odd = fp4_halves(codes, spread(powers, 16))
+    total_OM = tl.dot(even, tl.trans(bf16(words_MP)), total_OM)
+    return tl.dot(odd, tl.trans(bf16(words_MP >> 16)), total_OM)
+
+
+@triton.jit
+def _multiply(
+    x,
+    codes,
+    scales,
+    expert_B,
+    assignment_BM,
+    shares,
+    out,
+    limit,
+    ROWS: tl.constexpr,  # of each expert's matrix
+    DIMS: tl.constexpr,
+    FAN: tl.constexpr,  # assignments that share a row of x
+    GATED: tl.constexpr,
+    OUT: tl.constexpr,
+    M: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Block b times rows o * OUT onwards of its expert's matrix: into out[assignment]."""
+    o, b = tl.program_id(0), tl.program_id(1)
+    expert = tl.load(expert_B + b).to(tl.int64)
+    if expert < 0:
+        return
+    assignment_M = tl.load(assignment_BM + b * M + tl.arange(0, M))
+    live_M = assignment_M >= 0
+    x_M = x + (tl.maximum(assignment_M, 0) // FAN).to(tl.int64) * (DIMS // 2)
+    row_O = o * OUT + tl.arange(0, OUT)
+    pair_P = tl.arange(0, PAIRS)
+    group_P = tl.arange(0, PAIRS // 16)
+    matrix = expert * ROWS
+    codes_OP = codes + (matrix + row_O)[:, None] * (DIMS // 2) + pair_P[None, :]
+    scales_OP = scales + (matrix + row_O)[:, None] * (DIMS // 32) + group_P[None, :]
+    UP: tl.constexpr = ROWS // 2 if GATED else 0
+    total_OM = tl.zeros((OUT, M), tl.float32)
+    up_OM = tl.zeros((OUT, M), tl.float32)
+    for first in range(0, DIMS // 2, PAIRS):
+        inside = pair_P + first < DIMS // 2
+        groups = group_P + first // 16 < DIMS // 32
+        words_MP = tl.load(
+            x_M[:, None] + (first + pair_P)[None, :],
+            mask=live_M[:, None] & inside[None, :],
+            other=0,
+        )
+        tile = tl.load(codes_OP + first, mask=inside[None, :], other=0)
+        steps = tl.load(scales_OP + first // 16, mask=groups[None, :], other=0)
+        total_OM = _add_product(tile, steps, words_MP, total_OM)
+        if GATED:
+            tile = tl.load(codes_OP + UP * (DIMS // 2) + first, mask=inside[None, :], other=0)
+            steps = tl.load(
+                scales_OP + UP * (DIMS // 32) + first // 16, mask=groups[None, :], other=0
+            )
+            up_OM = _add_product(tile, steps, words_MP, up_OM)
+    WIDTH: tl.constexpr = ROWS // 2 if GATED else ROWS
+    if GATED:
+        share_M = tl.load(shares + assignment_M, mask=live_M, other=0.0)
+        gate_OM = tl.minimum(total_OM, limit)
+        up_OM = tl.minimum(tl.maximum(up_OM, -limit), limit)
+        total_OM = gate_OM / (1 + tl.exp(-gate_OM)) * up_OM * share_M[None, :]
+    at_MO = assignment_M.to(tl.int64)[:, None] * WIDTH + row_O[None, :]
+    tl.store(out + at_MO, tl.trans(total_OM).to(out.dtype.element_ty), mask=live_M[:, None])
+
+
+class Tiles(NamedTuple):
+    """How the work is cut; `rows` are assignments of a block."""
+
+    rows: int = 16
+    out: int = 64
+    pairs: int = 128
+    warps: int = 4
+    stages: int = 4
+
+
+DECODE = Tiles()  # few rows an expert: what counts is how fast weights come
+PREFILL = Tiles(rows=64, out=128, pairs=64, warps=8, stages=3)
+
+
+def packed_experts(
+    x_TD: Tensor,
+    experts_TA: Tensor,
+    shares_TA: Tensor,
+    gate_up: Fp4Matrices,
+    down: Fp4Matrices,
+    *,
+    limit: float,
+    tiles: Tiles = DECODE,
+) -> Tensor:
+    """float32 [T, D] as the reference, up to the rounding of what lies between the two products.
+
+    x is bf16, shares float32; the tile of the output must divide F and D.
+    """
+    rows, slots = experts_TA.shape
+    count, dims, inner = len(gate_up.codes), x_TD.shape[1], gate_up.codes.shape[1] // 2
+    assert x_TD.dtype == torch.bfloat16
+    assert inner % tiles.out == dims % tiles.out == 0
+    if not rows:
+        return x_TD.new_zeros(0, dims, dtype=torch.float32)
+    blocks = blocks_of(experts_TA, count, tiles.rows)
+    hidden = x_TD.new_empty(rows * slots, inner)
+    each = x_TD.new_empty(rows * slots, dims, dtype=torch.float32)
+    for source, matrices, target, gated in (
+        (x_TD, gate_up, hidden, True),
+        (hidden, down, each, False),
+    ):
+        _multiply[(target.shape[1] // tiles.out, len(blocks.expert_B))](
+            source.contiguous().view(torch.int32),
+            matrices.codes,
+            matrices.scales,
+            blocks.expert_B,
+            blocks.assignment_BM,
+            shares_TA,
+            target,
+            limit,
+            ROWS=matrices.codes.shape[1],
+            DIMS=source.shape[1],
+            FAN=slots if gated else 1,
+            GATED=gated,
+            OUT=tiles.out,
+            M=tiles.rows,
+            PAIRS=tiles.pairs,
+            num_warps=tiles.warps,
+            num_stages=tiles.stages,
+        )
+    return each.view(rows, slots, dims).sum(1)
