@@ -51,6 +51,7 @@ bench: install ## the CPU benchmarks of docs/benchmarks.md
 	$(PY) -m kv_transfer.bench
 	$(PY) -m cluster.bench_route
 	$(PY) -m cluster.bench_http
+	$(PY) -m tests.bench_placement
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
