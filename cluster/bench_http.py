@@ -23,13 +23,15 @@ from cluster.api.server import Server
 from cluster.api.text import load_tokenizer
 from cluster.bench.event_client import post_events
 from cluster.config import ClusterConfig, parse_config
-from cluster.generation import Delta, Timeline
+from cluster.generation import Answer, Delta, Timeline
 from cluster.launch import ROOT
 from cluster.messages import Member, Request, pack_ids
 
 T = TypeVar("T")
+Json = dict[str, Any]
 ROUNDS = 50  # requests for the first byte
 PROMPT = list(range(100, 164))
+FIRST_WORD, WORDS = 1000, 512  # ids of the shipped model that are words, as most text is
 CONFIG: ClusterConfig = parse_config(
     {pool: {"engine": {"max_length": 1 << 20}} for pool in ("prefill", "decode")}
 )
@@ -45,23 +47,38 @@ class Cost:
 
 
 class Instant:
-    """An engine whose tokens are there at once, one a delta, each after a turn of the loop."""
+    """An engine whose tokens are there at once, one a delta, `together` of them in a turn of the
+    loop: 1 for a loop that keeps up, more for one that is late."""
 
-    async def generate(
+    def __init__(self, together: int = 1) -> None:
+        self._together = together
+
+    def generate(
         self, request: Request, timeline: Timeline | None = None, *, colocated: bool = False
-    ) -> AsyncGenerator[Delta, None]:
+    ) -> Answer:
+        return Answer(self._deltas(request), lambda index: None)
+
+    async def _deltas(self, request: Request) -> AsyncGenerator[Delta, None]:
         last = request.sampling.max_tokens - 1
         for index in range(last + 1):
-            await asyncio.sleep(0)
-            yield Delta((100 + index % 64,), index, "length" if index == last else None)
+            if index % self._together == 0:
+                await asyncio.sleep(0)
+            token = FIRST_WORD + index % WORDS
+            yield Delta((token,), index, "length" if index == last else None)
 
     def members(self) -> tuple[Member, ...]:
         return ()
 
 
-def measure(tokens: int, *, rounds: int = ROUNDS, body: Mapping[str, Any] | None = None) -> Cost:
-    """`body`: further fields of the streamed request."""
-    engine = Instant()
+def measure(
+    tokens: int,
+    *,
+    rounds: int = ROUNDS,
+    body: Mapping[str, Any] | None = None,
+    together: int = 1,
+) -> Cost:
+    """`body`: further fields of the streamed request; `together` as in Instant."""
+    engine = Instant(together)
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
@@ -134,12 +151,15 @@ def _measure(
 
 def main() -> None:
     tokens = int(sys.argv[1]) if len(sys.argv) > 1 else 20_000
-    for name, body in (
-        ("text", {}),
-        ("with a stop string", {"stop": ["never"]}),
-        ("with token ids", {"return_token_ids": True}),
-    ):
-        cost = measure(tokens, body=body)
+    cases: tuple[tuple[str, Json, int], ...] = (
+        ("text", {}, 1),
+        ("with token ids", {"return_token_ids": True}, 1),
+        ("with a stop string", {"stop": ["never"]}, 1),
+        ("with 1000 stop strings", {"stop": [f"never {n}" for n in range(1000)]}, 1),
+        ("text, eight tokens a turn", {}, 8),
+    )
+    for name, body, together in cases:
+        cost = measure(tokens, body=body, together=together)
         print(
             f"http, {name}: {cost.first_byte_ms:.2f} ms to the first byte "
             f"({cost.request_ms:.2f} ms of processor time), "

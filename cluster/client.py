@@ -16,18 +16,19 @@ import asyncio
 import secrets
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
+from cluster.closing import AsyncClosing, Closing
 from cluster.config import ClusterConfig
 from cluster.errors import BadRequest
-from cluster.generation import Caller, Delta, Timeline
+from cluster.generation import Answer, Caller, Delta, Timeline
 from cluster.messages import Address, Member, Request, Sampling, pack_ids
 from cluster.router_link import FindRouter
 
 T = TypeVar("T")
+_SWITCHES = ("ignore_stop",)  # all else is numbers, and "0.7" and True are none, as over HTTP
 
 
 def build_request(
@@ -39,6 +40,9 @@ def build_request(
     """
     if sampling.get("seed") is None:
         sampling["seed"] = secrets.randbits(63)
+    for name, value in sampling.items():
+        if isinstance(value, str | bool) and name not in _SWITCHES:
+            raise BadRequest(f"{name}: must be a number or numbers, not {value!r}")
     try:
         return Request(
             request_id=request_id or f"req-{secrets.token_hex(12)}",
@@ -53,7 +57,7 @@ def build_request(
         raise BadRequest(f"prompt: {error}") from error
 
 
-class Client:
+class Client(AsyncClosing):
     """For asyncio programs; belongs to the event loop in which it is used."""
 
     def __init__(self, caller: Caller) -> None:
@@ -88,7 +92,7 @@ class Client:
         timeline: Timeline | None = None,
         colocated: bool = False,
         **sampling: Any,
-    ) -> AsyncGenerator[Delta, None]:
+    ) -> Answer:
         """Streams tokens; keywords are those of build_request(). Raises one ClusterError.
 
         `colocated`: one decode rank does it all, which gives the same tokens.
@@ -102,19 +106,8 @@ class Client:
     async def close(self) -> None:
         await self._caller.close()
 
-    async def __aenter__(self) -> Client:
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-class SyncClient:
+class SyncClient(Closing):
     """For programs without an event loop; one of its own runs in a thread."""
 
     def __init__(self, make: Coroutine[None, None, Client]) -> None:
@@ -152,17 +145,6 @@ class SyncClient:
         self._wait(self._loop.shutdown_asyncgens())  # requests that nobody has read to their end
         self._wait(self._client.close())
         self._stop()
-
-    def __enter__(self) -> SyncClient:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _drive(self, deltas: AsyncGenerator[Delta, None]) -> Generator[Delta, None, None]:
         one_at_a_time = asyncio.Lock()  # an interrupted step has to end before the closing

@@ -1,10 +1,11 @@
-"""The one configuration tree: defaults, then a TOML file, then flags. Frozen; goes in whole.
+"""The one configuration tree: defaults, a TOML file, environment, flags. Frozen; goes in whole.
 
 Each component takes its own section. What is learned at run time is never written back.
 """
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from cluster.environment import given, toml_value
 from cluster.errors import StartupError
 
 
@@ -43,8 +45,15 @@ class EngineSection(Section):
     num_blocks: int = Field(default=512, ge=1)
     num_slots: int = Field(default=16, ge=1)  # requests that can hold state at once
     chunk_tokens: int = Field(default=128, ge=1)  # prompt tokens of one step
+    # The same, of a step that running answers share: 32 beside 8 answers take 1.5 times as long as
+    # the answers alone, 128 2.2 times (tiny model, one core).
+    beside_tokens: int = Field(default=32, ge=1)
     max_rows: int = Field(default=64, ge=1)  # decode rows of one step
     max_waiting: int = Field(default=1024, ge=1)  # requests that wait for blocks; more are refused
+    # Part of max_tokens for which a decode rank holds memory from the start. 1: no answer is ever
+    # preempted, and state is small enough for that (890 B a token). Less: more answers fit that
+    # end early; when blocks run out, the youngest is preempted and prefilled again.
+    output_reserved: float = Field(default=1.0, ge=0, le=1)
 
 
 class PoolSection(Section):
@@ -55,11 +64,13 @@ class PoolSection(Section):
     rank: str  # "package.module:Class", imported in the rank's process
     cpus: float = Field(default=0.25, ge=0)
     gpus: float = Field(default=0.0, ge=0)
+    # "auto": what the rank sees of the GPUs that it is given, else the CPU
+    accelerator: Literal["auto", "cpu", "nvidia", "ascend"] = "auto"
     engine: EngineSection = EngineSection()
 
 
 class TransferSection(Section):
-    transport: Literal["nixl", "local"] = "nixl"
+    transport: Literal["auto", "nixl", "host", "local"] = "nixl"
     ring_bytes: int = Field(default=16 << 20, ge=4096)
     cell_bytes: int = Field(default=512 << 10, ge=1024)
     cells: int = Field(default=4, ge=1)  # of one reservation
@@ -80,6 +91,9 @@ class RouterSection(Section):
     report_s: float = Field(default=0.5, gt=0)  # how often a rank reports its load
     retry_after_s: float = Field(default=1.0, gt=0)
     colocated: bool = False  # send whole requests to decode ranks
+    # Prompts of at most so many tokens are run by a decode rank that has room, without a handoff.
+    # 0: none. What a handoff costs against a few rows more in a step depends on the hardware.
+    local_prefill_tokens: int = Field(default=0, ge=0)
 
 
 class GenerationSection(Section):
@@ -93,7 +107,8 @@ class HttpSection(Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8100, ge=1, le=65535)
     proxy_port: int = Field(default=0, ge=0, le=65535)  # of Serve's own proxy; 0: no proxy
-    max_body_bytes: int = Field(default=4 << 20, ge=1024)  # parsed on the loop: 0.4 s at worst
+    max_body_bytes: int = Field(default=4 << 20, ge=1024)
+    head_timeout_s: float = Field(default=30.0, gt=0)  # for request line and headers
     body_timeout_s: float = Field(default=30.0, gt=0)
     max_concurrent: int = Field(default=256, ge=1)  # answers that one server makes at a time
     stall_timeout_s: float = Field(default=60.0, gt=0)  # a stream that nobody reads any more
@@ -108,6 +123,37 @@ class LifeSection(Section):
     stuck_after_s: float = Field(default=60.0, gt=0)
 
 
+class LogSection(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"  # of our own modules
+
+
+class AutoscalePool(Section):
+    """How many groups one pool may have, and what one group shall carry; 0: does not count."""
+
+    min_groups: int = Field(default=1, ge=1)
+    max_groups: int = Field(default=4, ge=1)
+    requests: float = Field(default=0.0, ge=0)  # running or waiting, a group
+    waiting_tokens: float = Field(default=0.0, ge=0)  # not yet computed, a group
+    used_blocks: float = Field(default=0.0, ge=0, le=1)  # fraction of a group's blocks
+
+    @model_validator(mode="after")
+    def _some_range(self) -> AutoscalePool:
+        if self.max_groups < self.min_groups:
+            raise ValueError(f"max_groups {self.max_groups} is less than min_groups")
+        return self
+
+
+class AutoscaleSection(Section):
+    """Serve decides how many groups there are. Then nobody else can: `tandem scale` refuses."""
+
+    enabled: bool = False
+    up_delay_s: float = Field(default=10.0, ge=0)  # how long it must be wanted
+    down_delay_s: float = Field(default=120.0, ge=0)
+    slack: float = Field(default=0.2, ge=0, lt=1)  # below the targets, before a group is dropped
+    prefill: AutoscalePool = AutoscalePool(waiting_tokens=8192)
+    decode: AutoscalePool = AutoscalePool(requests=32, used_blocks=0.8)
+
+
 class ClusterConfig(Section):
     name: str = Field(default="tandem", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
     model: ModelSection = ModelSection()
@@ -119,6 +165,8 @@ class ClusterConfig(Section):
     generation: GenerationSection = GenerationSection()
     http: HttpSection = HttpSection()
     life: LifeSection = LifeSection()
+    log: LogSection = LogSection()
+    autoscale: AutoscaleSection = AutoscaleSection()
 
     @model_validator(mode="after")
     def _ring_holds_a_reservation(self) -> ClusterConfig:
@@ -131,8 +179,13 @@ class ClusterConfig(Section):
         return self
 
 
-def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> ClusterConfig:
-    """A TOML file, then `section.key=value` overrides (values in TOML syntax, or bare words).
+def load_config(
+    path: str | Path | None,
+    overrides: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> ClusterConfig:
+    """A TOML file, then what the environment says (cluster/environment.py; default: this
+    process's), then `section.key=value` overrides (values in TOML syntax, or bare words).
 
     Raises StartupError that names the key, the value and what was expected.
     """
@@ -142,9 +195,26 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Clust
             tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise StartupError(f"cannot read the configuration {path}: {error}") from error
+    for one in given(os.environ if environ is None else environ, setting_names()):
+        _put(tree, one.setting, one.value, said=one.variable)
     for override in overrides:
-        _override(tree, override)
+        name, separator, text = override.partition("=")
+        if not separator or not all(name.split(".")):
+            raise StartupError(f"{override!r} is not section.key=value")
+        _put(tree, name.strip(), toml_value(text), said=repr(override))
     return parse_config(tree)
+
+
+def setting_names(section: type[BaseModel] = ClusterConfig, below: str = "") -> tuple[str, ...]:
+    """Every setting as `section.key`, in the order of the tree."""
+    names: list[str] = []
+    for key, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            names += setting_names(inner, f"{below}{key}.")
+        else:
+            names.append(f"{below}{key}")
+    return tuple(names)
 
 
 def parse_config(tree: Mapping[str, Any]) -> ClusterConfig:
@@ -168,17 +238,10 @@ def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return merged
 
 
-def _override(tree: dict[str, Any], override: str) -> None:
-    name, separator, text = override.partition("=")
-    if not separator or not all(name.split(".")):
-        raise StartupError(f"{override!r} is not section.key=value")
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text
-    *sections, key = name.strip().split(".")
+def _put(tree: dict[str, Any], name: str, value: Any, *, said: str) -> None:
+    *sections, key = name.split(".")
     for section in sections:
         tree = tree.setdefault(section, {})
         if not isinstance(tree, dict):
-            raise StartupError(f"{override!r}: {section} is not a section")
+            raise StartupError(f"{said}: {section} is not a section")
     tree[key] = value

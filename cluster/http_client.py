@@ -16,12 +16,12 @@ import json
 from collections.abc import AsyncGenerator, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 import httpx
 
 from cluster.api.openai import CODES
+from cluster.closing import AsyncClosing, Closing
 from cluster.errors import (
     ERRORS,
     BadRequest,
@@ -63,6 +63,7 @@ class Answer:
     choices: tuple[Chunk, ...]
     prompt_tokens: int
     completion_tokens: int
+    timeline: Json | None = None  # with timeline=True: what happened to the request, and when
 
     @property
     def text(self) -> str:
@@ -70,7 +71,7 @@ class Answer:
         return self.choices[0].text
 
 
-class HttpClient:
+class HttpClient(AsyncClosing):
     """For asyncio programs. Every failure is one ClusterError, of the kind that the server told."""
 
     def __init__(
@@ -92,14 +93,14 @@ class HttpClient:
     async def complete(self, prompt: Prompt, **fields: Any) -> Answer:
         """The whole answer."""
         with _translated(self._url):
-            answer = await self._http.post(self._url + _PATH, json=_body(prompt, fields))
+            answer = await self._http.post(self._url + _PATH, content=_body(prompt, fields))
         return _answer(_checked(answer))
 
     async def stream(self, prompt: Prompt, **fields: Any) -> AsyncGenerator[Chunk, None]:
         """The answer as it comes. An error after some of it is raised in its place."""
-        asked = _body(prompt, fields) | {"stream": True}
+        asked = _body(prompt, fields, stream=True)
         with _translated(self._url):
-            async with self._http.stream("POST", self._url + _PATH, json=asked) as answer:
+            async with self._http.stream("POST", self._url + _PATH, content=asked) as answer:
                 if answer.status_code != 200:
                     await answer.aread()
                 _checked(answer)
@@ -123,19 +124,8 @@ class HttpClient:
     async def close(self) -> None:
         await self._http.aclose()
 
-    async def __aenter__(self) -> HttpClient:
-        return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-
-class SyncHttpClient:
+class SyncHttpClient(Closing):
     """The same for programs without an event loop; usable from several threads."""
 
     def __init__(
@@ -156,15 +146,15 @@ class SyncHttpClient:
     def complete(self, prompt: Prompt, **fields: Any) -> Answer:
         """As HttpClient.complete()."""
         with _translated(self._url):
-            answer = self._http.post(self._url + _PATH, json=_body(prompt, fields))
+            answer = self._http.post(self._url + _PATH, content=_body(prompt, fields))
         return _answer(_checked(answer))
 
     def stream(self, prompt: Prompt, **fields: Any) -> Generator[Chunk, None, None]:
         """As HttpClient.stream(), for a plain for loop."""
-        asked = _body(prompt, fields) | {"stream": True}
+        asked = _body(prompt, fields, stream=True)
         with (
             _translated(self._url),
-            self._http.stream("POST", self._url + _PATH, json=asked) as answer,
+            self._http.stream("POST", self._url + _PATH, content=asked) as answer,
         ):
             if answer.status_code != 200:
                 answer.read()
@@ -188,29 +178,31 @@ class SyncHttpClient:
     def close(self) -> None:
         self._http.close()
 
-    def __enter__(self) -> SyncHttpClient:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
 
 # ------------------------------------------------------------------ what goes over the wire
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
-    return {"authorization": f"Bearer {api_key}"} if api_key else {}
+    key = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    return {"content-type": "application/json", **key}
 
 
-def _body(prompt: Prompt, fields: Mapping[str, Any]) -> Json:
+def _body(prompt: Prompt, fields: Mapping[str, Any], *, stream: bool = False) -> bytes:
+    """BadRequest for what JSON cannot say, a NaN above all: it is refused before it is sent."""
     if "stream" in fields:
         raise BadRequest("stream: call stream() or complete() instead")
-    return {"prompt": prompt if isinstance(prompt, str) else list(prompt), **fields}
+    listed = isinstance(prompt, Sequence) and not isinstance(prompt, str)
+    asked = {"prompt": list(prompt) if listed else prompt, **fields}
+    if stream:
+        asked["stream"] = True
+    return b"{%b}" % b",".join(_member(*field) for field in asked.items())
+
+
+def _member(name: str, value: Any) -> bytes:
+    try:
+        return f"{json.dumps(name)}:{json.dumps(value, allow_nan=False)}".encode()
+    except (ValueError, TypeError) as error:
+        raise BadRequest(f"{name}: {error}") from error
 
 
 def _chunks(line: str) -> list[Chunk]:
@@ -240,6 +232,7 @@ def _answer(response: httpx.Response) -> Answer:
         choices=tuple(map(_chunk, body["choices"])),
         prompt_tokens=body["usage"]["prompt_tokens"],
         completion_tokens=body["usage"]["completion_tokens"],
+        timeline=body.get("timeline"),
     )
 
 

@@ -28,15 +28,13 @@ class Context:
         self.sampling = request.sampling
         self._token_ids = token_ids
         self._stop_ids = tuple(stop_ids)
+        self._counts: Tensor | None = None
+        self._counted = request.prompt_length  # ids that are in it already
 
     @property
     def position(self) -> int:
         """The one that the next token will take."""
         return len(self._token_ids)
-
-    @property
-    def output(self) -> Sequence[int]:
-        return self._token_ids[self.request.prompt_length :]
 
     # ---------------------------------------------------------------- what has to be done
 
@@ -84,15 +82,26 @@ class Context:
         allowed = self.sampling.allowed_token_ids
         return None if allowed is None else _ids(allowed)
 
+    def output_counts(self, size: int) -> Tensor:
+        """[size] How often each id is in the output, int64; only what is new is counted."""
+        if self._counts is None:
+            self._counts = torch.zeros(size, dtype=torch.int64)
+        fresh = _ids(self._token_ids[self._counted :])
+        self._counted += len(fresh)
+        self._counts += torch.bincount(fresh, minlength=size)
+        return self._counts
+
     def forbidden(self) -> list[int]:
         """Ids that must not come next: they would complete a bad word, or stop too early."""
-        output = self.output
+        length = len(self._token_ids) - self.request.prompt_length
+        longest = max((len(word) - 1 for word in self.sampling.bad_words), default=0)
+        end = list(self._token_ids[-min(longest, length) :]) if min(longest, length) else []
         ids = [
             last
             for *others, last in self.sampling.bad_words
-            if not others or list(output[-len(others) :]) == others
+            if not others or end[-len(others) :] == others
         ]
-        if len(output) < self.sampling.min_tokens:
+        if length < self.sampling.min_tokens:
             ids += self._stop_ids
         return ids
 

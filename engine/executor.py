@@ -20,8 +20,9 @@ from engine.request import Running
 from engine.sampler import sample
 from engine.scored import Scored
 from engine.step_loop import Outcome, Work
-from kv_transfer.packed_cache import PackedCache
+from kv_transfer.device_slab import DeviceSlab
 from kv_transfer.slab import Slab
+from kv_transfer.state_memory import cache_over
 from model.batch import Chunk, ForwardBatch, build_batch
 from model.cache import Cache
 from model.spec import ModelSpec
@@ -39,8 +40,12 @@ class Model(Protocol):
 
 
 class Executor:
-    def __init__(self, model: Model, slab: Slab) -> None:
+    def __init__(
+        self, model: Model, slab: Slab | DeviceSlab, spelled_ids: int | None = None
+    ) -> None:
+        """Ids from `spelled_ids` on are padding of the vocabulary, and never sampled."""
         self._model = model
+        self._spelled_ids = spelled_ids
         self._slab = slab
         self._contexts: WeakKeyDictionary[Running, Context] = WeakKeyDictionary()
 
@@ -60,9 +65,9 @@ class Executor:
             image_token_id=spec.image_token_id,
             ngram=spec.engram_max_ngram_size,
         )
-        cache = PackedCache(self._slab, [one.running.lease for one in work])
+        cache = cache_over(self._slab, [one.running.lease for one in work])
         with torch.no_grad():
-            logits_RV = self._model.forward(batch, cache)
+            logits_RV = self._model.forward(batch, cache).cpu()
         if not any(one.scored for one in work):
             return self._next_tokens(work, logits_RV)
         parts = torch.split(logits_RV, [_rows(one) for one in work])
@@ -75,7 +80,7 @@ class Executor:
     ) -> Sequence[Choice | ClusterError | None]:
         """`logits_RV` has one row for each part that samples."""
         contexts = [self._context(one.running) for one in work if one.grant.samples]
-        drawn = iter(sample(logits_RV, contexts))
+        drawn = iter(sample(logits_RV, contexts, self._spelled_ids))
         return [next(drawn) if one.grant.samples else None for one in work]
 
     def _context(self, running: Running) -> Context:

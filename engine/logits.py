@@ -38,8 +38,7 @@ def change(logits_V: Tensor, context: Context) -> Tensor:
 def _penalise(logits_V: Tensor, context: Context) -> Tensor:
     """Repetition over prompt and output; presence and frequency over the output alone."""
     sampling = context.sampling
-    output = torch.tensor(context.output, dtype=torch.int64, device=logits_V.device)
-    counts_V = torch.bincount(output, minlength=len(logits_V))
+    counts_V = context.output_counts(len(logits_V)).to(logits_V.device)
     if sampling.repetition_penalty != 1.0:
         seen_V = (counts_V > 0).index_fill(0, context.prompt_ids.to(logits_V.device), True)
         less_V = torch.where(

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from cluster.config import ClusterConfig, EngineSection
+from cluster.config import ClusterConfig, EngineSection, PoolSection
 from cluster.errors import Draining, StartupError
 from cluster.messages import (
     Address,
@@ -38,20 +38,27 @@ from engine.executor import Executor, Model
 from engine.request import Limits
 from engine.schedule import Schedule
 from engine.tasks import beside
+from kernels.accelerator import Accelerator, choose
 from kv_transfer.blocks import BlockPool
 from kv_transfer.layout import Layout
 from kv_transfer.open_transport import open_transport
-from kv_transfer.slab import Slab
+from kv_transfer.state_memory import open_memory
 from kv_transfer.transport import Transport
+from model.fingerprint import weights_fingerprint
 from model.load import load_model
 from model.state import state_fields
+from model.vocabulary import spelled_ids
 
 FindRouter = Callable[[], Awaitable[Address | None]]
 OpenTransport = Callable[..., Transport]
 
 
 class Rank(ABC):
-    """start() -> it serves; drain() -> it finishes what it has; stop() -> it is gone."""
+    """start() -> it serves; drain() -> it finishes what it has; stop() -> it is gone.
+
+    drain() and stop() may come at any time, also before start() or during it; a rank that was
+    stopped does not start any more.
+    """
 
     role: ClassVar[Role]
 
@@ -71,16 +78,23 @@ class Rank(ABC):
         self.draining = False
         self._model = model
         self._open_transport = transport
-        self._find_router = find_router
         self.incarnation = new_incarnation()
         self._identity = Identity(self.role, self.incarnation, secret)
         self._requests: set[asyncio.Task[Any]] = set()
         self._handing_back = False
+        self._reporter = Reporter(find_router, self._identity, config, self.member)
+        self._life = AsyncExitStack()
+        self._turning = asyncio.Lock()  # while it starts or ends
+        self._leaving = asyncio.Event()
 
     @property
-    @abstractmethod
+    def pool_section(self) -> PoolSection:
+        return self.config.prefill if self.role == "prefill" else self.config.decode
+
+    @property
     def section(self) -> EngineSection:
         """The engine's sizes in this pool."""
+        return self.pool_section.engine
 
     @property
     @abstractmethod
@@ -103,11 +117,10 @@ class Rank(ABC):
 
     async def start(self) -> Endpoint:
         """Load, listen, report. Raises StartupError for a configuration that cannot work."""
-        torch.set_num_threads(self.section.threads)
-        model = self._model
-        if model is None:
-            model = await asyncio.to_thread(self._load)
-        async with AsyncExitStack() as life:
+        async with self._turning, AsyncExitStack() as life:
+            torch.set_num_threads(self.section.threads)
+            self.accelerator = self._accelerator()
+            model = self._model or await self._loaded()
             try:
                 self._build(model)
                 moves = self.config.transfer
@@ -115,6 +128,7 @@ class Rank(ABC):
                     self._open_transport, moves.transport, self.name, write_bytes=moves.write_bytes
                 )
                 life.callback(self.transport.close)
+                self._go_on()
                 life.push_async_callback(self.peers.close)
                 await life.enter_async_context(self.engine)
                 await life.enter_async_context(self.transfers())
@@ -128,8 +142,8 @@ class Rank(ABC):
                 incarnation=self.incarnation,
                 address=server.address,
             )
-            self._reporter = Reporter(self._find_router, self._identity, self.config, self.member)
             await life.enter_async_context(beside(self._reporter.run()))
+            self._go_on()
             self._life = life.pop_all()
         return self.endpoint
 
@@ -145,8 +159,16 @@ class Rank(ABC):
     async def stop(self) -> None:
         """Hand back what is left and go; stopping again is harmless."""
         self.draining = True
+        self._leaving.set()
         await self._hand_back()
-        await self._life.aclose()
+        async with self._turning:
+            await self._life.aclose()
+
+    def reconfigure(self, config: ClusterConfig) -> None:
+        """Takes over what may change while it runs; in all else the configuration is as it was."""
+        self.config = config
+        self.admission.reconfigure(self.section.max_waiting)
+        self._reporter.reconfigure(config)
 
     def health(self) -> Health:
         return self.engine.health()
@@ -162,6 +184,8 @@ class Rank(ABC):
             "health": asdict(self.health()),
             "ledger": asdict(self.pool.ledger()),
             "load": self.load().model_dump(),
+            "tokens": self.engine.tokens,
+            "preempted": self.engine.preempted,
         }
 
     def member(self) -> Member:
@@ -181,14 +205,44 @@ class Rank(ABC):
             max_length=min(self.limits.max_length, self.limits.capacity),
             block_tokens=self.config.model.block_tokens,
             vocab_size=self.limits.vocab_size,
+            output_reserved=self.section.output_reserved,
         )
 
     # ---------------------------------------------------------------- inside
 
+    def _accelerator(self) -> Accelerator:
+        """Left to itself, a rank that was given no GPU computes on the CPU, whatever it sees."""
+        pool = self.pool_section
+        wanted = "cpu" if pool.accelerator == "auto" and not pool.gpus else pool.accelerator
+        try:
+            return choose(wanted)
+        except ValueError as error:
+            raise StartupError(f"{self.name}: {error}") from error
+
+    async def _loaded(self) -> Model:
+        """Loading takes minutes; a rank that is stopped meanwhile does not wait for its end."""
+        self._go_on()
+        loading = asyncio.ensure_future(asyncio.to_thread(self._load))
+        async with beside(self._leaving.wait()) as leaving:
+            await asyncio.wait((loading, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            loading.cancel()
+        self._go_on()
+        return loading.result()
+
+    def _go_on(self) -> None:
+        if self._leaving.is_set():
+            raise StartupError(f"{self.name} was stopped before it had started")
+
     def _load(self) -> Model:
         where = self.config.model
         try:
-            return load_model(where.path, weights=where.weights, seed=where.seed)
+            return load_model(
+                where.path,
+                weights=where.weights,
+                seed=where.seed,
+                device=self.accelerator.device,
+            )
         except (OSError, ValueError) as error:
             raise StartupError(f"{self.name}: cannot load {where.path}: {error}") from error
 
@@ -208,19 +262,29 @@ class Rank(ABC):
                 f"{widest.name} has {widest.row_bytes} bytes"
             )
         self.layout = Layout(self.fields, block_tokens)
-        self.slab = Slab(self.layout, sizes.num_blocks, sizes.num_slots)
+        self.slab = open_memory(
+            self.layout, sizes.num_blocks, sizes.num_slots, self.accelerator.device
+        )
         self.pool = BlockPool(sizes.num_blocks, sizes.num_slots, block_tokens)
-        self.admission = Admission(self.pool, max_waiting=sizes.max_waiting, is_open=self.may_admit)
+        self.admission = Admission(
+            self.pool,
+            max_waiting=sizes.max_waiting,
+            is_open=self.may_admit,
+            on_release=lambda: self.engine.memory_is_back(),
+        )
         self.limits = Limits(spec.vocab_size, sizes.max_length, sizes.num_blocks * block_tokens)
         self.engine = Engine(
             schedule=self.schedule,
-            execute=Executor(model, self.slab),
+            execute=Executor(model, self.slab, spelled_ids(self.config.model.path)),
             eos_token_id=spec.eos_token_id,
             name=self.name,
         )
         self.peers = Peers(self._identity, self.config.wire)
         weights = self.config.model
-        origin = f"random-{weights.seed}" if weights.weights == "random" else weights.weights
+        if weights.weights == "random":
+            origin = f"random-{weights.seed}"
+        else:
+            origin = f"{weights.weights}-{weights_fingerprint(weights.path)}"
         self.wire_form = f"{self.layout.wire_form()}/{spec.fingerprint}/{origin}"
 
     async def _serve(self, stream: Stream, first: WireMessage, peer: Hello) -> None:

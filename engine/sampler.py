@@ -33,23 +33,29 @@ _AT_ONCE_CPU = 1 << 15  # what a core keeps close: two thirds of the time of 2**
 _AT_ONCE_GPU = 1 << 24  # few launches, and 128 MiB for each of some ten temporaries
 
 
-def sample(logits_RV: Tensor, contexts: Sequence[Context]) -> list[Choice | ClusterError]:
+def sample(
+    logits_RV: Tensor, contexts: Sequence[Context], spelled_ids: int | None = None
+) -> list[Choice | ClusterError]:
     """The next token of each row's request, or why it cannot have one.
 
+    Ids from `spelled_ids` on are padding of the vocabulary: they never come, whatever is asked.
     ClusterError for a row with a NaN or without a finite maximum; BadRequest where the request's
     own masks leave nothing.
     """
     if not contexts:
         return []
-    best_R = logits_RV.max(dim=1).values.tolist()  # a NaN anywhere makes the maximum NaN
-    tokens: list[int | None] = list(logits_RV.argmax(dim=1).tolist())  # of equals the first
+    known_RV = logits_RV[:, :spelled_ids]
+    best_R = known_RV.max(dim=1).values.tolist()  # a NaN anywhere makes the maximum NaN
+    tokens: list[int | None] = list(known_RV.argmax(dim=1).tolist())  # of equals the first
     sound = [math.isfinite(best) for best in best_R]
     others = [row for row, one in enumerate(contexts) if sound[row] and not one.takes_the_best]
     limit = _AT_ONCE_CPU if logits_RV.device.type == "cpu" else _AT_ONCE_GPU
     at_once = max(1, limit // logits_RV.shape[1])
     for first in range(0, len(others), at_once):
         rows = others[first : first + at_once]
-        some = _choose(logits_RV[rows].double(), [contexts[row] for row in rows])
+        some_SV = logits_RV[rows].double()
+        some_SV[:, known_RV.shape[1] :] = -math.inf
+        some = _choose(some_SV, [contexts[row] for row in rows])
         for row, token in zip(rows, some, strict=True):
             tokens[row] = token
     return [

@@ -5,14 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from model.checkpoint import Progress
 from model.compressed_vocab import compress_vocabulary
+from model.device_weights import DeviceWeights
 from model.options import ModelOptions
 from model.spec import ModelSpec
 from model.tokenizer import Tokenizer
 from model.transformer import Transformer
+from model.weight_source import WeightSource
 from model.weights import load_weights, random_weights
 
 
@@ -25,20 +28,24 @@ def load_model(
     experts: range | None = None,
     draft_experts: range | None = None,
     progress: Progress | None = None,
+    device: torch.device | None = None,
 ) -> Transformer:
     """The model of `path`/config.json, with the folder's weights or random ones from `seed`.
 
     `experts` and `draft_experts` are a rank's share of a checkpoint's routed experts; `progress`
-    hears of shards opened and tensors decoded.
+    hears of shards opened and tensors decoded. All but Engram's tables goes to `device`, if given.
     Raises ValueError for a config, checkpoint or tokenizer that does not fit.
     """
     spec = ModelSpec.load(path)
+    loaded: WeightSource
     if weights == "random":
         loaded = random_weights(spec, seed, progress=progress)
     else:
         loaded = load_weights(
             path, spec, progress=progress, experts=experts, draft_experts=draft_experts
         )
+    if device is not None and device.type != "cpu":
+        loaded = DeviceWeights(loaded, device)
     return Transformer(spec, loaded, options or ModelOptions(), token_map=token_map(path, spec))
 
 

@@ -25,7 +25,8 @@ from cluster.errors import ClusterError, Unavailable
 
 
 def create_app(engine: Engine, tokenizer: Tokenizer, config: ClusterConfig) -> FastAPI:
-    """All routes of one server. `app.state.completions.running` counts the answers being made.
+    """All routes of one server. `app.state.completions.running` counts the answers being made;
+    `app.state.reconfigure(config)` takes over the settings that may change while it serves.
 
     Raises StartupError if the file of API keys cannot be used.
     """
@@ -74,6 +75,12 @@ def create_app(engine: Engine, tokenizer: Tokenizer, config: ClusterConfig) -> F
         """Continue a prompt, or several."""
         return await completions.answer(http)
 
+    def reconfigure(wanted: ClusterConfig) -> None:
+        nonlocal config
+        config = wanted
+        completions.reconfigure(wanted.http)
+
+    app.state.reconfigure = reconfigure
     app.openapi = lambda: document(app)  # type: ignore[method-assign]
     app.add_exception_handler(HTTPException, _no_such_route)
     app.add_middleware(
@@ -84,6 +91,7 @@ def create_app(engine: Engine, tokenizer: Tokenizer, config: ClusterConfig) -> F
 
 async def _no_such_route(http: HttpRequest, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    code = "MethodNotAllowed" if error.status_code == 405 else "NoSuchRoute"
     body = error_body(ClusterError(f"{http.method} {http.url.path}: {error.detail}"))
-    body["error"] |= {"type": "invalid_request_error", "code": "NoSuchRoute"}
+    body["error"] |= {"type": "invalid_request_error", "code": code}
     return AsciiResponse(body, status_code=error.status_code, headers=error.headers)

@@ -6,7 +6,6 @@ is quietly ignored gives wrong answers. Values only: no tokenizer, no engine.
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any
 
 from pydantic import (
@@ -14,11 +13,13 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PlainValidator,
     ValidationError,
     WithJsonSchema,
     field_validator,
 )
 
+from cluster.api.json_body import parse_json
 from cluster.errors import BadRequest
 
 MAX_STOP_STRINGS = 1024
@@ -27,6 +28,7 @@ MAX_BAD_WORDS = 512
 MAX_PROMPTS = 1024  # counted before any is looked at: a body must not occupy the loop
 MAX_STOP_IDS = 1024
 MAX_ALLOWED_IDS = 1 << 18  # more than any vocabulary
+MAX_BIASES = 4096
 Prompts = tuple[str | list[int], ...]
 
 
@@ -72,6 +74,12 @@ def _stop_strings(value: object) -> tuple[str, ...]:
     return strings
 
 
+def _not_too_many_biases(value: object) -> object:
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"may have up to {MAX_BIASES} token ids, not {len(value)}")
+    return value
+
+
 _PROMPT_SCHEMA = {
     "anyOf": [
         {"type": "string", "minLength": 1},
@@ -113,20 +121,21 @@ class CompletionBody(_Body):
 
     # OpenAI's
     model: str | None = None
-    prompt: Annotated[
-        Prompts, Field(strict=False), BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)
-    ]
+    prompt: Annotated[Prompts, PlainValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
     max_tokens: int = Field(default=16, ge=1, lt=2**31)
     temperature: float = Field(default=1.0, ge=0.0, le=100.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     n: int = Field(default=1, ge=1, le=128)
     stop: Annotated[
-        tuple[str, ...], BeforeValidator(_stop_strings), WithJsonSchema(_STOP_SCHEMA)
+        tuple[str, ...], PlainValidator(_stop_strings), WithJsonSchema(_STOP_SCHEMA)
     ] = ()
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     presence_penalty: Penalty = 0.0
     frequency_penalty: Penalty = 0.0
-    logit_bias: dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]] = {}
+    logit_bias: Annotated[
+        dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]],
+        BeforeValidator(_not_too_many_biases),
+    ] = {}
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool = False
     stream: bool = False
@@ -146,7 +155,7 @@ class CompletionBody(_Body):
         default=[], max_length=MAX_BAD_WORDS
     )
     allowed_token_ids: list[TokenId] | None = Field(
-        default=None, min_length=1, max_length=MAX_ALLOWED_IDS
+        default=None, min_length=1, max_length=MAX_ALLOWED_IDS, fail_fast=True
     )
     return_token_ids: bool = False
     # our own
@@ -187,12 +196,12 @@ class CompletionBody(_Body):
 def parse_completion(raw: bytes) -> CompletionBody:
     """BadRequest for what is not JSON, BadField for a field that is unknown, ill-typed or out of
     range; the first one found."""
-    try:
-        tree = json.loads(raw, parse_constant=_not_json)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is not JSON: {error}") from error
+    tree = parse_json(raw)
     if not isinstance(tree, dict):
         raise BadRequest("the body must be a JSON object")
+    for key in tree:
+        if key not in CompletionBody.model_fields:
+            raise BadField(_shown(key), "is not a field that this server knows")
     try:
         body = CompletionBody.model_validate({k: v for k, v in tree.items() if v is not None})
     except ValidationError as error:
@@ -211,13 +220,13 @@ def bad_field(error: ValidationError) -> BadField:
     return BadField(".".join(str(part) for part in first["loc"]) or "body", message)
 
 
+def _shown(key: str) -> str:
+    return key if len(key) <= 64 else f"{key[:64]}..."
+
+
 def _is_unicode(text: str) -> bool:
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _not_json(constant: str) -> None:
-    raise ValueError(f"{constant} is not a JSON number")

@@ -5,7 +5,6 @@ Whatever could harm an engine or never be served is refused here, before any ran
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -19,11 +18,10 @@ from cluster.limits import check_request
 from cluster.messages import Request, Sampling, pack_ids
 from cluster.seeds import choice_seed
 
-LONG_TEXT = 4096  # characters; encoding more than this would hold up the loop for milliseconds
 MOST_CHARACTERS = 128  # of one token: a prompt with more of them a position is too long, unread
 
 
-async def build_requests(
+def build_requests(
     body: CompletionBody, completion_id: str, tokenizer: Tokenizer, max_length: int
 ) -> list[Request]:
     """Answers of prompt 0 first; request ids are the completion's, numbered if there are several.
@@ -34,7 +32,7 @@ async def build_requests(
     sampling = _sampling(body, tokenizer)
     requests: list[Request] = []
     for prompt in body.prompt:
-        token_ids = pack_ids(await _token_ids(prompt, tokenizer, max_length))
+        token_ids = pack_ids(_token_ids(prompt, tokenizer, max_length))
         seed = secrets.randbits(63) if body.seed is None else body.seed
         for index in range(body.n):
             several = len(body.prompt) * body.n > 1
@@ -88,9 +86,7 @@ def _bad_words(words: Sequence[str], tokenizer: Tokenizer) -> tuple[tuple[int, .
     return tuple(dict.fromkeys(tuple(tokenizer.encode(spelling)) for spelling in spellings))
 
 
-async def _token_ids(
-    prompt: str | list[int], tokenizer: Tokenizer, max_length: int
-) -> Sequence[int]:
+def _token_ids(prompt: str | list[int], tokenizer: Tokenizer, max_length: int) -> Sequence[int]:
     if isinstance(prompt, list):
         token_ids = prompt
     elif len(prompt) > MOST_CHARACTERS * max_length:
@@ -98,10 +94,8 @@ async def _token_ids(
             f"prompt: {len(prompt)} characters cannot be {max_length} tokens, which is the most "
             "that is served"
         )
-    elif len(prompt) < LONG_TEXT:
-        token_ids = tokenizer.encode(prompt)
     else:
-        token_ids = await asyncio.to_thread(tokenizer.encode, prompt)
+        token_ids = tokenizer.encode(prompt)
     if not token_ids:
         raise BadField("prompt", "is empty; at least one token is needed")
     _check_ids("prompt", token_ids, tokenizer.vocab_size, "the model knows")

@@ -14,8 +14,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.api.api_keys import ApiKeys
 from cluster.api.error_response import error_response
-from cluster.api.metrics import Metrics, outcome_of
 from cluster.errors import BadRequest, ClusterError
+from cluster.metrics import Metrics, outcome_of
 
 logger = logging.getLogger(__name__)
 

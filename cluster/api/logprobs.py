@@ -5,12 +5,14 @@ Knows how to spell a token that is not text by itself. Values only.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from cluster.api.answer_text import ShownToken
 from cluster.api.text import Tokenizer
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
 LOWEST = -9999.0  # as OpenAI's API writes it
 
 
@@ -38,6 +40,11 @@ def logprobs_body(tokens: Sequence[ShownToken], tokenizer: Tokenizer) -> dict[st
         lists["token_logprobs"].append(logprob)
         lists["top_logprobs"].append(top | {spelling: logprob})
     return lists
+
+
+def logprobs_text(tokens: Sequence[ShownToken], tokenizer: Tokenizer) -> str:
+    """The same as JSON text."""
+    return _encode(logprobs_body(tokens, tokenizer))
 
 
 def spell(token_id: int, tokenizer: Tokenizer) -> str:

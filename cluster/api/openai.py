@@ -24,6 +24,7 @@ CODES = {
 """OpenAI's word for one of our kinds, where it has one; clients tell errors apart by it."""
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode  # made once: dumps() makes one a call
+_quote = json.encoder.encode_basestring_ascii  # what it does with a string
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -70,19 +71,25 @@ class Usage:
         }
 
 
-def choice_body(
+def choice_text(
     index: int,
     text: str,
     *,
-    finish: str | None,
-    logprobs: Json | None,
-    token_ids: Sequence[int] | None,
-) -> Json:
-    """One answer, or what is new of it; `token_ids` are an extension, None if not asked for."""
-    choice: Json = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
-    if token_ids is not None:
-        choice["token_ids"] = list(token_ids)
-    return choice
+    finish: str | None = None,
+    logprobs: str = "null",
+    token_ids: Sequence[str] | None = None,
+) -> str:
+    """One answer, or what is new of it, as JSON text; `logprobs` are JSON text themselves.
+
+    `token_ids` are an extension, None if not asked for. Written by hand, because it is made for
+    each token: a third of the time of an encoder.
+    """
+    ids = "" if token_ids is None else f',"token_ids":[{",".join(token_ids)}]'
+    reason = "null" if finish is None else f'"{finish}"'
+    return (
+        f'{{"index":{index},"text":{_quote(text)},"logprobs":{logprobs},'
+        f'"finish_reason":{reason}{ids}}}'
+    )
 
 
 class Completion:
@@ -96,31 +103,19 @@ class Completion:
             "created": created,
             "model": model,
         }
-        empty = _encode(self._head | {"choices": []})
-        self._before = empty.removesuffix("]}").encode()
-        self._after = b'],"usage":null}' if null_usage else b"]}"
+        self._before = _encode(self._head | {"choices": []}).removesuffix("]}")
+        self._after = '],"usage":null}' if null_usage else "]}"
 
-    def whole(self, choices: list[Json], usage: Usage, more: Mapping[str, Any]) -> Json:
-        """`more` are further top-level fields, if not None."""
-        return self._around(choices, {"usage": usage.body(), **more})
+    def whole(self, choices: Sequence[str], usage: Usage, timeline: Json | None) -> bytes:
+        """JSON text; so are the `choices`."""
+        more = {"usage": usage.body()} | ({} if timeline is None else {"timeline": timeline})
+        return f"{self._before}{','.join(choices)}],{_encode(more)[1:]}".encode()
 
-    def chunk(self, choice: Json) -> bytes:
-        """As JSON text."""
-        return self._before + _encode(choice).encode() + self._after
-
-    def text_chunk(self, index: int, text: str) -> bytes:
-        """The chunk of most tokens: nothing but text, and much cheaper."""
-        return b'%b{"index":%d,"text":%b,"logprobs":null,"finish_reason":null}%b' % (
-            self._before,
-            index,
-            _encode(text).encode(),
-            self._after,
-        )
+    def chunk(self, choice: str) -> bytes:
+        """JSON text around that of one choice."""
+        return f"{self._before}{choice}{self._after}".encode()
 
     def last_chunk(self, more: Mapping[str, Any]) -> bytes:
-        """The chunk after the last token: usage, timeline, no choices."""
-        return _encode(self._around([], more)).encode()
-
-    def _around(self, choices: list[Json], more: Mapping[str, Any]) -> Json:
+        """The chunk after the last token: usage, timeline where they are not None, no choices."""
         present = {key: value for key, value in more.items() if value is not None}
-        return self._head | {"choices": choices} | present
+        return _encode(self._head | {"choices": []} | present).encode()

@@ -85,6 +85,7 @@ COMPLETIONS: Json = {
             s404="The model is not served here",
             s408="The body did not come in time",
             s413="The body is too large",
+            s415="The body says that it is no JSON",
             s429="As much is running as the server takes; Retry-After says when to come again",
             s502="A worker was lost more often than it is tried again",
             s503="No live worker; Retry-After says when to come again",

@@ -1,4 +1,4 @@
-"""A client that goes away, a body that comes in, and a stream that goes out.
+"""A client that goes away, and a stream that goes out.
 
 Knows nothing of what is streamed.
 """
@@ -12,50 +12,19 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect
-from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from cluster.api.before_waiting import before_waiting
 from cluster.api.front import set_outcome
-from cluster.errors import BadRequest, ClusterError, RequestCancelled
+from cluster.api.request_body import ClientGone
+from cluster.errors import ClusterError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 Json = dict[str, Any]
 
-
-class ClientGone(RequestCancelled):
-    """Nobody is there any more to be told anything."""
-
-
-class BodyTooLarge(BadRequest):
-    status = 413
-
-
-class BodyTooSlow(BadRequest):
-    status = 408
-
-
-async def read_body(http: HttpRequest, max_bytes: int, within_s: float) -> bytes:
-    """The whole body. BodyTooLarge as soon as it is longer or says that it will be, BodyTooSlow if
-    it does not come."""
-    too_large = BodyTooLarge(f"the body is longer than {max_bytes} bytes")
-    declared = http.headers.get("content-length", "0")
-    if declared.isdecimal() and int(declared[:20]) > max_bytes:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(within_s):
-            async for piece in http.stream():
-                body += piece
-                if len(body) > max_bytes:
-                    raise too_large
-    except TimeoutError:
-        raise BodyTooSlow(f"the body did not come within {within_s:g} s") from None
-    except ClientDisconnect:
-        raise ClientGone("the client went away") from None
-    return bytes(body)
+MOST_TOGETHER = 16384  # bytes of events in one write, so that a slow reader is noticed
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
@@ -85,9 +54,10 @@ class EventStream(Response):
     """Server-sent events, one JSON text each, then [DONE].
 
     Headers go out with the first event, so an error before it still has its HTTP status. A later
-    error is the last event, in the dialect's error shape, without [DONE]. The next event is asked
-    for when the last one is with the network: a slow reader slows its own generation, and after
-    `stall_s` without a byte read it counts as gone.
+    error is the last event, in the dialect's error shape, without [DONE]. Events that are there
+    together go out in one write. The next event is asked for when the last one is with the
+    network: a slow reader slows its own generation, and after `stall_s` without a byte read it
+    counts as gone.
     """
 
     media_type = "text/event-stream"
@@ -105,7 +75,6 @@ class EventStream(Response):
         self._events = events
         self._error_body = error_body
         self._stall_s = stall_s
-        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises only what happened before the first byte."""
@@ -119,33 +88,72 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> str | None:
         """How it ended, if it did not end well."""
         outcome = None
-        async with aclosing(self._events) as events:
+        async with aclosing(self._events) as events, _Outbox(send, self._stall_s) as outbox:
             event = await anext(events)
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
             try:
-                await self._send(send, b"data: %b\n\n" % event)
-                async for event in events:
-                    await self._send(send, b"data: %b\n\n" % event)
-                last = b"data: [DONE]\n\n"
-            except ClientGone:
-                raise
+                while True:
+                    await outbox.put(event)
+                    event = await before_waiting(anext(events), outbox.flush)
+            except StopAsyncIteration:
+                last = b"[DONE]"
             except ClusterError as error:
-                last, outcome = self._error_event(error), "error"
+                last, outcome = self._error(error), "error"
             except Exception:
                 logger.exception("a stream broke")
-                last = self._error_event(ClusterError("internal error; see the log"))
-                outcome = "error"
-        await self._send(send, last)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+                last, outcome = self._error(ClusterError("internal error; see the log")), "error"
+            await outbox.put(last)
+            await outbox.flush()
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
         return outcome
 
-    async def _send(self, send: Send, data: bytes) -> None:
+    def _error(self, error: ClusterError) -> bytes:
+        return json.dumps(self._error_body(error)).encode()
+
+
+class _Outbox:
+    """Events on their way out. `async with`: ClientGone if the client reads nothing for long."""
+
+    def __init__(self, send: Send, stall_s: float) -> None:
+        self._send = send
+        self._stall_s = stall_s
+        self._stalled = asyncio.timeout(None)
+        self._watched = False
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    async def put(self, event: bytes) -> None:
+        """To go out with the next flush, which is now if there is much already."""
+        self._parts += (b"data: ", event, b"\n\n")
+        self._size += len(event)
+        if self._size > MOST_TOGETHER:
+            await self.flush()
+
+    async def flush(self) -> None:
+        """Returns when all of it is with the network."""
+        if not self._parts:
+            return
+        body = b"".join(self._parts)
+        self._parts.clear()
+        self._size = 0
+        message = {"type": "http.response.body", "body": body, "more_body": True}
+        await before_waiting(self._send(message), self._watch)
+        if self._watched:
+            self._stalled.reschedule(None)
+            self._watched = False
+
+    async def _watch(self) -> None:
+        """Only a send that waits has a deadline: to set one for each costs as much as to send."""
+        self._stalled.reschedule(asyncio.get_running_loop().time() + self._stall_s)
+        self._watched = True
+
+    async def __aenter__(self) -> _Outbox:
+        await self._stalled.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
         try:
-            async with asyncio.timeout(self._stall_s):
-                await send({"type": "http.response.body", "body": data, "more_body": True})
+            await self._stalled.__aexit__(*error)
         except TimeoutError:
             raise ClientGone(f"the client read nothing for {self._stall_s:g} s") from None
-
-    def _error_event(self, error: ClusterError) -> bytes:
-        return b"data: %b\n\n" % json.dumps(self._error_body(error)).encode()

@@ -43,7 +43,9 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of plain text; nothing is added at either end."""
-        ids: list[int] = self._plain.encode(text, add_special_tokens=False).ids
+        # a batch of one: encode() would keep every other thread from running meanwhile
+        (encoded,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoded.ids
         return ids
 
     def token_bytes(self, token_id: int) -> bytes:

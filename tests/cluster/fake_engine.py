@@ -14,11 +14,12 @@ import httpx
 from fastapi import FastAPI
 
 from cluster.api.app import create_app
+from cluster.api.completions import Engine
 from cluster.api.server import Server
 from cluster.api.text import Tokenizer, load_tokenizer
 from cluster.config import ClusterConfig, parse_config
 from cluster.errors import ClusterError
-from cluster.generation import Delta, Timeline
+from cluster.generation import Answer, Delta, Timeline
 from cluster.messages import (
     Address,
     Endpoint,
@@ -59,6 +60,7 @@ class FakeEngine:
         self.finish: FinishReason = finish
         self.requests: list[Request] = []
         self.colocated: list[bool] = []  # how each was asked for
+        self.stopped: list[int] = []  # where readers found the end of an answer
         self.roles: Sequence[Role] = ("prefill", "decode")
         self.begun = asyncio.Event()
         self.left = asyncio.Event()  # a generation has ended, whichever way
@@ -67,12 +69,17 @@ class FakeEngine:
         self.hold_at: Callable[[int], bool] = lambda index: False
         self.go_on = asyncio.Event()
 
-    async def generate(
+    def generate(
         self,
         request: Request,
         timeline: Timeline | None = None,
         *,
         colocated: bool = False,
+    ) -> Answer:
+        return Answer(self._deltas(request, timeline, colocated), self.stopped.append)
+
+    async def _deltas(
+        self, request: Request, timeline: Timeline | None, colocated: bool
     ) -> AsyncGenerator[Delta, None]:
         self.requests.append(request)
         self.colocated.append(colocated)
@@ -110,7 +117,8 @@ class FakeEngine:
 
     def _scored(self, request: Request) -> Iterator[Delta]:
         options = request.sampling
-        tokens = [unpack_ids(request.prompt)[position] for position in request.scored]
+        prompt = unpack_ids(request.prompt)
+        tokens = [prompt[position] for position in request.scored]
         told = [
             thought.model_copy(update={"logprob": -math.inf})
             if token == self.ruled_out
@@ -140,7 +148,7 @@ class FakeEngine:
         )
 
 
-def app_over(engine: FakeEngine, config: ClusterConfig = CONFIG) -> FastAPI:
+def app_over(engine: Engine, config: ClusterConfig = CONFIG) -> FastAPI:
     return create_app(engine, TOKENIZER, config)
 
 
@@ -166,7 +174,7 @@ def thoughts(tokens: Sequence[int], wanted: int | None) -> tuple[TokenLogprobs, 
 
 @asynccontextmanager
 async def serving(
-    engine: FakeEngine, config: ClusterConfig = CONFIG, *, small_buffers: bool = False
+    engine: Engine, config: ClusterConfig = CONFIG, *, small_buffers: bool = False
 ) -> AsyncIterator[str]:
     """The URL of a uvicorn; at the end nothing runs in it any more."""
     app = app_over(engine, config)
@@ -175,7 +183,7 @@ async def serving(
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = Server(app, drain_s=WITHIN_S)
+        server = Server(app, drain_s=WITHIN_S, head_timeout_s=config.http.head_timeout_s)
         running = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"

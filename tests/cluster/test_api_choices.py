@@ -97,6 +97,7 @@ async def test_a_stop_string_ends_the_generation_and_not_only_its_text() -> None
     used = next(n for n in range(1, 99) if "," in TOKENIZER.decode(ANSWER[:n]))
     assert answer["usage"]["completion_tokens"] == used
     assert engine.told == 2 * used  # asked whole and streamed
+    assert engine.stopped == [used, used]  # its ranks hear that it ended, and where
     assert engine.left.is_set()
 
 

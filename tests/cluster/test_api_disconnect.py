@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.api.streaming import ClientGone, while_connected
+from cluster.api.request_body import ClientGone
+from cluster.api.streaming import while_connected
 from cluster.config import ClusterConfig
 from tests.cluster.fake_engine import CONFIG, TOKENIZER, FakeEngine, serving, with_http
 

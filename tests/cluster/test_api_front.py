@@ -10,8 +10,8 @@ import httpx
 import pytest
 
 from cluster.api.api_keys import ApiKeys
-from cluster.api.metrics import Metrics
 from cluster.errors import StartupError, TransferError, Unauthorized
+from cluster.metrics import Metrics
 from tests.cluster.fake_engine import (
     CONFIG,
     TOKENIZER,

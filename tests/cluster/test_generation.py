@@ -46,11 +46,9 @@ from tests.cluster.fakes import (
     until,
     with_generation,
 )
+from tests.cluster.strictness import STRICT
 
-pytestmark = [
-    pytest.mark.filterwarnings("error"),
-    pytest.mark.usefixtures("nothing_is_left_behind"),
-]
+pytestmark = STRICT
 
 
 async def test_an_answer_comes_from_both_ranks_in_order() -> None:

@@ -33,11 +33,9 @@ from tests.cluster.fakes import (
     until,
     with_generation,
 )
+from tests.cluster.strictness import STRICT
 
-pytestmark = [
-    pytest.mark.filterwarnings("error"),
-    pytest.mark.usefixtures("nothing_is_left_behind"),
-]
+pytestmark = STRICT
 
 
 async def test_requests_go_on_while_the_router_is_away() -> None:

@@ -39,11 +39,9 @@ from tests.cluster.fakes import (
     until,
     with_generation,
 )
+from tests.cluster.strictness import STRICT
 
-pytestmark = [
-    pytest.mark.filterwarnings("error"),
-    pytest.mark.usefixtures("nothing_is_left_behind"),
-]
+pytestmark = STRICT
 
 
 async def test_decode_dies_before_it_accepted_and_nothing_is_computed_again() -> None:

@@ -31,11 +31,9 @@ from tests.cluster.sockets import (
     serving,
     write_frame,
 )
+from tests.cluster.strictness import STRICT
 
-pytestmark = [
-    pytest.mark.filterwarnings("error"),
-    pytest.mark.usefixtures("nothing_is_left_behind"),
-]
+pytestmark = STRICT
 
 
 async def test_both_sides_learn_who_the_other_is() -> None:

@@ -30,11 +30,9 @@ from tests.cluster.sockets import (
     peers_of,
     serving,
 )
+from tests.cluster.strictness import STRICT
 
-pytestmark = [
-    pytest.mark.filterwarnings("error"),
-    pytest.mark.usefixtures("nothing_is_left_behind"),
-]
+pytestmark = STRICT
 
 
 async def test_a_closed_connection_is_lost_on_every_stream_at_once() -> None:

@@ -32,11 +32,9 @@ from tests.cluster.fakes import (
     running,
     until,
 )
+from tests.cluster.strictness import STRICT
 
-pytestmark = [
-    pytest.mark.filterwarnings("error"),
-    pytest.mark.usefixtures("nothing_is_left_behind"),
-]
+pytestmark = STRICT
 
 ROUTE = Route(request_id="r", length=10, longest=20)
 

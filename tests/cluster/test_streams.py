@@ -36,11 +36,9 @@ from tests.cluster.sockets import (
     echo,
     serving,
 )
+from tests.cluster.strictness import STRICT
 
-pytestmark = [
-    pytest.mark.filterwarnings("error"),
-    pytest.mark.usefixtures("nothing_is_left_behind"),
-]
+pytestmark = STRICT
 
 
 async def test_messages_arrive_in_order_on_every_stream() -> None:
