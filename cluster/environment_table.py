@@ -1,0 +1,177 @@
+"""Every environment variable that the product reads, in one table, and how its text is read.
+
+Names that begin with DEEPINFER_ are those of DeepSeek's engine, read by its rules: 0, false,
+False and nothing at all are false, any other text is true; numbers are Python's; a choice lists
+what it may be. Those that this version does not use stand here too, each with the reason.
+Knows nothing of who asks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cluster.errors import StartupError
+
+OWN, ENGINE = "TANDEM_", "DEEPINFER_"
+Kind = Literal["bool", "int", "float", "str", "choice"]
+
+
+@dataclass(frozen=True)
+class Variable:
+    """`sets` says which settings a value stands for: by that value, or by "" for any other."""
+
+    name: str
+    meaning: str
+    kind: Kind = "str"
+    choices: tuple[str, ...] = ()
+    sets: Mapping[str, Mapping[str, Any]] | None = None
+    secret: bool = False  # its value is not shown
+    unused: bool = False  # DeepInfer reads it, this version does not; `meaning` says why
+
+    def parse(self, text: str) -> Any:
+        """StartupError, with the variable's name in front, for text that is no such value."""
+        try:
+            match self.kind:
+                case "bool":
+                    return text not in ("", "0", "false", "False")
+                case "int":
+                    return int(text)
+                case "float":
+                    return float(text)
+                case "choice" if text not in self.choices:
+                    raise ValueError(f"{text!r} is none of {', '.join(self.choices)}")
+        except ValueError as error:
+            raise StartupError(f"{self.name}: {error}") from error
+        return text
+
+    def settings(self, text: str) -> dict[str, Any]:
+        """By name of the setting; a setting that is None stands for the text itself."""
+        value = self.parse(text)
+        chosen = (self.sets or {}).get(str(value), (self.sets or {}).get("", {}))
+        return {key: value if given is None else given for key, given in chosen.items()}
+
+
+def _unused(kind: Kind, names: str, why: str) -> list[Variable]:
+    return [Variable(ENGINE + name, why, kind, unused=True) for name in names.split()]
+
+
+# why a variable of DeepInfer's is not used
+_EXPERTS = "experts are not balanced over ranks yet"
+_SPECULATION = "the serving loop does not speculate yet"
+_TRUNCATION = "served prompts are not truncated; `tandem logits --keep` tries it"
+_GPU = "of DeepInfer's GPU engine"
+_SCHEDULING = (
+    "scheduling has its own settings: chunk_tokens, max_rows, num_slots of each pool's engine"
+)
+_GRAMMAR = "of DeepInfer's grammar compiler, which is not used"
+_IMAGES = "images are not served yet"
+_LOGS = "`log.level`, metrics and `tandem trace` take its place: docs/observability.md"
+_SAMPLING = "sampling is asked for by each request: docs/sampling.md"
+
+_ACCELERATORS = ("prefill.accelerator", "decode.accelerator")
+
+TABLE: tuple[Variable, ...] = (
+    Variable("TANDEM_URL", "server that `tandem bench`, `tandem trace` and the examples talk to"),
+    Variable("TANDEM_API_KEY", "sent by them where the server asks for keys", secret=True),
+    Variable("TANDEM_ORACLE", "folder of the model's reference implementation; tests, model.bench"),
+    Variable("TANDEM_SETTINGS", "set by launch in replicas: a digest of what they were built on"),
+    Variable("RAY_ADDRESS", "Ray cluster that every command means; else the one of `up --local`"),
+    Variable("RAY_API_SERVER_ADDRESS", "URL of its dashboard, where applications are deployed"),
+    Variable("RAY_AUTH_MODE", "token or disabled; decides how `up --local` starts its head"),
+    Variable("RAY_AUTH_TOKEN_PATH", "file with the token that Ray's clients send"),
+    Variable("XDG_STATE_HOME", "where `up --local` notes its head; else ~/.local/state"),
+    Variable("OMP_NUM_THREADS", "set in ranks to engine.threads, before torch is imported"),
+    Variable("MKL_NUM_THREADS", "the same"),
+    Variable("MKL_CBWR", "set where torch is used on a CPU: the same bits whatever the batch"),
+    Variable("CUDA_VISIBLE_DEVICES", "set by Ray in ranks: the GPUs that are theirs"),
+    Variable("UCX_NET_DEVICES", "set to lo in ranks whose wire.host is loopback"),
+    Variable("UCX_TLS", "UCX's transports; a list must have tcp, see `tandem doctor`"),
+    Variable("PYTORCH_CUDA_ALLOC_CONF", "torch's allocator; see `tandem doctor` for a trap"),
+    Variable(
+        "DEEPINFER_HF_MODEL_DIR",
+        "folder of the checkpoint",
+        sets={"": {"model.path": None, "model.weights": "checkpoint"}},
+    ),
+    Variable(
+        "DEEPINFER_ACCELERATOR",
+        "what ranks compute on; cpu: they hold no GPUs either",
+        kind="choice",
+        choices=("auto", "cpu", "nvidia", "ascend"),
+        sets={
+            "": dict.fromkeys(_ACCELERATORS),
+            "cpu": dict.fromkeys(_ACCELERATORS) | {"prefill.gpus": 0.0, "decode.gpus": 0.0},
+        },
+    ),
+    *_unused(
+        "int",
+        "OVERRIDE_NUM_EXTRA_EXPERTS EXPERT_COUNT_WINDOW_SIZE "
+        "EXPERT_REARRANGEMENT_STEP_INTERVAL REARRANGE_P2P_GROUPS MOE_LB_STAT_INTERVAL",
+        _EXPERTS,
+    ),
+    *_unused(
+        "bool",
+        "REARRANGE_AFTER_PREFILL_IN_NORMAL_ENGINE FORCE_LOAD_BALANCE SHOW_EPLB_DETAIL",
+        _EXPERTS,
+    ),
+    *_unused("float", "FORCE_IMBALANCE_RATIO", _EXPERTS),
+    *_unused(
+        "int",
+        "USE_NEXTN_DECODE MAX_BACKTRACKING_TOKENS DECODE_PERF_CACHE_TTL_SEC "
+        "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL",
+        _SPECULATION,
+    ),
+    *_unused("bool", "ENABLE_MTP_VARLEN DFLASH_ENFORCE_EAGER", _SPECULATION),
+    *_unused("str", "DECODE_PERF_CACHE_DIR DFLASH_CONFIDENCE_HEAD_TEMPERATURE", _SPECULATION),
+    *_unused("str", "YOCO_PREFILL_TRUNCATION_MODE", _TRUNCATION),
+    *_unused("int", "YOCO_PREFILL_KEEP_TOKENS PREFILL_STORE_EXTRA_SIZE", _TRUNCATION),
+    *_unused("bool", "PREFILL_STORE_EXTRA_STATE", _TRUNCATION),
+    *_unused(
+        "bool",
+        "ENFORCE_EAGER ENGRAM_FORCE_GPU_STORAGE BATCH_INVARIANT DISABLE_SYNC_GUARD "
+        "PROFILE_TORCH_CUDA_MEMORY ENABLE_MEMORY_TRACING",
+        _GPU,
+    ),
+    *_unused(
+        "int",
+        "CUDAGRAPH_BATCH_SIZE_INTERVAL NCCL_NUM_SMS USERBUFFER_COMM_SMS "
+        "INDEX_ATTN_MEMORY_LIMIT NCCL_MEMORY_SAMPLE_INTERVAL_STEPS",
+        _GPU,
+    ),
+    *_unused("str", "JIT_CACHE_DIR", _GPU),
+    *_unused(
+        "int",
+        "PREFILL_MAX_SUM_SEQLEN_K PREFILL_ATTEMPT_INTERVAL PREFILL_ANY_ATTEMPT_INTERVAL "
+        "GC_INTERVAL_STEP",
+        _SCHEDULING,
+    ),
+    *_unused("bool", "ZERO_OVERHEAD_SCHEDULING", _SCHEDULING),
+    *_unused("float", "NUM_STATE_SLOTS_RATIO", _SCHEDULING),
+    *_unused("bool", "XGRAMMAR_DEBUG XGRAMMAR_DISABLE_CACHE", _GRAMMAR),
+    *_unused("int", "XGRAMMAR_TIMEOUT XGRAMMAR_CACHE_LIMIT_BYTES SO_BUILDER_CPUS", _GRAMMAR),
+    *_unused("bool", "USE_MULTIMODAL_POOL", _IMAGES),
+    *_unused(
+        "int",
+        "MULTIMODAL_POOL_SIZE_GB MULTI_MODAL_BUFFER_SIZE MULTI_MODAL_WORKER_TIMEOUT",
+        _IMAGES,
+    ),
+    *_unused(
+        "int",
+        "LOGGING_INTERVAL_STEP RINGBUFFER_WARNING_INTERVAL PROFILE_HTTP_PORT_BASE",
+        _LOGS,
+    ),
+    *_unused("bool", "PROFILE_HTTP_ENABLE", _LOGS),
+    *_unused("str", "CPP_LOG_LEVEL TORCH_PROFILER_DIR", _LOGS),
+    *_unused(
+        "bool",
+        "COMPUTE_SUM_SMALLER_PROBS FUSED_SAMPLE_STRESS_TEST FUSED_SAMPLE_DETAIL_LOG",
+        _SAMPLING,
+    ),
+    *_unused("int", "SAMPLER_FORCE_TOPK", _SAMPLING),
+    *_unused("str", "DECODE_TOKEN_BLACKLIST", _SAMPLING),
+    *_unused("int", "ENGRAM_PAD_TOKEN", "config.json says it"),
+    *_unused("int", "GLOO_TIMEOUT", "a lost rank is noticed within wire.t_detect_s"),
+)
+
+BY_NAME: Mapping[str, Variable] = {variable.name: variable for variable in TABLE}
