@@ -23,7 +23,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.formats import unpack
-from kernels.ops.sparse_attention import sparse_attention
 from kernels.triton_formats import bf16, fp4_halves, fp8_halves, power_of, spread
 
 # T = rows, H = heads, d = head size, W = window rows, K = selected rows, S = parts of the list
@@ -42,17 +41,19 @@ class Located(NamedTuple):
 def reference(q_THd: Tensor, window: Located, selected: Located | None, sink_H: Tensor) -> Tensor:
     """[T, H, d] in the dtype of q: one softmax over all keys of a row; the sink adds nothing."""
     size = q_THd.shape[-1]
-    lists = [_keys(window, "fp8", size)]
+    keys_TNd, mask_T1N = _keys(window, "fp8", size)
     if selected is not None:
-        lists.append(_keys(selected, "fp4_e4m3", size))
-    inputs = [part for keys in lists for part in keys]
-    return sparse_attention(
-        q_THd.float(), inputs[0], inputs[1], sink_H.float().view(1, -1, 1), *inputs[2:]
-    ).to(q_THd.dtype)
+        more_TKd, more_T1K = _keys(selected, "fp4_e4m3", size)
+        keys_TNd = torch.cat([keys_TNd, more_TKd], 1)
+        mask_T1N = torch.cat([mask_T1N, more_T1K], 2)
+    logits_THN = q_THd.float() @ keys_TNd.transpose(1, 2) * size**-0.5 + mask_T1N
+    sink_TH1 = sink_H.float().view(1, -1, 1).expand(len(q_THd), -1, 1)
+    weights = torch.softmax(torch.cat([logits_THN, sink_TH1], -1), -1)
+    return (weights[..., :-1] @ keys_TNd).to(q_THd.dtype)
 
 
 def _keys(rows: Located, row_format: str, size: int) -> tuple[Tensor, Tensor]:
-    """Keys [T, N, d] and their mask [T, 1, N]."""
+    """Keys [T, N, d] and their mask [T, 1, N], 0 or -inf."""
     nbytes = size + size // 32 if row_format == "fp8" else size // 2 + size // 16
     live_TN = rows.at_TN >= 0
     steps = torch.arange(nbytes, device=rows.at_TN.device)

@@ -21,7 +21,6 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.formats import decode_fp4_rows
-from kernels.ops.expert_mlp import expert_mlp
 from kernels.triton_formats import bf16, fp4_halves, power_of, spread
 
 # T = rows, A = experts of a row, E = experts, D = hidden size, F = intermediate size,
@@ -48,17 +47,20 @@ def reference(
     *,
     limit: float,
 ) -> Tensor:
-    """float32 [T, D]: kernels/ops/expert_mlp.py on the decoded weights."""
-    return expert_mlp(
-        x_TD.float(),
-        experts_TA,
-        shares_TA.float(),
-        gate_up.decoded().transpose(1, 2).contiguous(),
-        down.decoded().transpose(1, 2).contiguous(),
-        count=len(x_TD),
-        limit=limit,
-        fp8=False,
-    )
+    """float32 [T, D]: the sum over a row's experts of share * down(silu(gate(x)) * up(x)).
+
+    The gate is clamped from above, the other factor from both sides, by `limit`.
+    """
+    total_TD = torch.zeros_like(x_TD, dtype=torch.float32)
+    for expert in range(len(gate_up.codes)):
+        row, slot = (experts_TA == expert).nonzero(as_tuple=True)
+        wide, narrow = (
+            Fp4Matrices(one.codes[expert], one.scales[expert]).decoded() for one in (gate_up, down)
+        )
+        gate, up = (x_TD[row].float() @ wide.T).chunk(2, -1)
+        hidden = torch.nn.functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
+        total_TD.index_add_(0, row, (hidden * shares_TA[row, slot, None]) @ narrow.T)
+    return total_TD
 
 
 class Blocks(NamedTuple):
