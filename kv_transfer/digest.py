@@ -1,36 +1,27 @@
 """Digests of stored rows: did every row arrive, under its own number, with all its bits?
 
-A digest is the sum, modulo 2**64, of one hash a row, so it depends neither on the order in which
-rows came nor on pushes, block size or place in a ring; rows in two parts add up. A row's hash is
-the sum of its 32-bit words times odd 64-bit constants, keyed by the row's number and mixed. (With
-words as wide as the arithmetic, two flipped sign bits would cancel out.)
-Guards against accidents, not against forgery: the constants are public.
-Source: multilinear hashing, Lemire and Kaser, arXiv:1202.4961.
+A digest is the sum, modulo 2**64, of one hash a row (kernels/row_hash.py), so it depends neither
+on the order in which rows came nor on pushes, block size or place in a ring; rows in two parts
+add up. Guards against accidents, not against forgery.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from cluster.errors import Rejected
 from cluster.messages import PieceDigest, Span
+from kernels.row_hash import Hashes, row_hashes
 from kv_transfer.blocks import Lease
-from kv_transfer.slab import Slab
 from kv_transfer.staging import rows_of_push
+from kv_transfer.state_memory import StateMemory
 from model.state import StateField
 
-Hashes = npt.NDArray[np.uint64]
-
 _MASK = 2**64 - 1
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio: steps that spread evenly
-_MIXER = np.uint64(0xBF58476D1CE4E5B9)  # a multiplier of splitmix64
 _CACHED_BYTES = 256 << 10  # hashed at once: these rows, and their words spread to 64 bits, fit L2
 
 
@@ -39,7 +30,7 @@ def digest_rows(rows: Tensor, row_numbers: Tensor) -> int:
     return _digest(rows, row_numbers.numpy().astype(np.uint64))
 
 
-def digest_span(slab: Slab, lease: Lease, span: Span) -> int:
+def digest_span(slab: StateMemory, lease: Lease, span: Span) -> int:
     """Digest of the span's rows as they stand in the slab."""
     digest = 0
     for start, stop in _cuts(span, slab.layout.place(span.field, span.layer).row_bytes):
@@ -50,7 +41,7 @@ def digest_span(slab: Slab, lease: Lease, span: Span) -> int:
 
 
 def piece_digests(
-    slab: Slab, lease: Lease, fields: Sequence[StateField], length: int
+    slab: StateMemory, lease: Lease, fields: Sequence[StateField], length: int
 ) -> list[PieceDigest]:
     """One digest for each field and layer of what a continuation after `length` positions needs.
 
@@ -69,7 +60,7 @@ class RunningDigest:
     may add at the same time.
     """
 
-    def __init__(self, slab: Slab, lease: Lease) -> None:
+    def __init__(self, slab: StateMemory, lease: Lease) -> None:
         self._slab = slab
         self._lease = lease
         self._sums: dict[tuple[str, int], int] = {}
@@ -79,6 +70,11 @@ class RunningDigest:
         """Take in rows that now stand in the slab and will not change."""
         for span in spans:
             self._add(span, digest_span(self._slab, self._lease, span))
+
+    def add_known(self, spans: Sequence[Span], digests: Sequence[int]) -> None:
+        """Take in rows whose digests a device has computed from where they stand."""
+        for span, digest in zip(spans, digests, strict=True):
+            self._add(span, digest)
 
     def add_packed(self, spans: Sequence[Span], data: Tensor) -> None:
         """Take in the same rows out of a push packed just now: nearer at hand for its sender."""
@@ -123,12 +119,7 @@ def _cuts(span: Span, row_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _digest(rows: Tensor, numbers: Hashes) -> int:
-    """In NumPy because it has unsigned 64-bit integers, and sums products in one pass."""
-    if rows.shape[1] % 4:
-        rows = torch.nn.functional.pad(rows, (0, -rows.shape[1] % 4))
-    words = rows.contiguous().numpy().view(np.uint32).astype(np.uint64)
-    hashes = np.einsum("rw,w->r", words, _constants(words.shape[1]))
-    return int(_mixed(hashes + numbers * _GOLDEN).sum())
+    return int(row_hashes(rows.numpy(), numbers).sum())
 
 
 def _needed(fields: Sequence[StateField], length: int) -> Iterator[Span]:
@@ -136,15 +127,3 @@ def _needed(fields: Sequence[StateField], length: int) -> Iterator[Span]:
         rows = field.growth.rows(length)
         for layer in field.layers:
             yield Span(field=field.name, layer=layer, start=rows.start, stop=rows.stop)
-
-
-def _mixed(values: Hashes) -> Hashes:
-    """A bijection of 64 bits after which sums no longer tell which values could be exchanged."""
-    values = (values ^ (values >> np.uint64(32))) * _MIXER
-    return values ^ (values >> np.uint64(29))
-
-
-@lru_cache
-def _constants(count: int) -> Hashes:
-    """Odd constants without a pattern, [count]."""
-    return _mixed(_mixed(np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN)) | np.uint64(1)

@@ -16,8 +16,8 @@ from cluster.messages import Span
 from model.state import PerToken, Ring, StateField, Tail
 
 ALIGNMENT = 64  # bytes; a cache line, and a multiple of every word that rows are moved in
-SPAN_ALIGNMENT = 8  # bytes; in a push, so that words stay whole there too
-WIRE_VERSION = 1
+SPAN_ALIGNMENT = 16  # bytes; in a push, so that the widest accesses stay whole there too
+WIRE_VERSION = 2
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Transport over NIXL's UCX backend, host memory to host memory, same host or not.
+"""Transport over NIXL's UCX backend, between memories of one kind, same host or not.
 
 The only file that knows NIXL; its errors become ours here. It uses NIXL's bindings rather than
 their Python wrapper, because the wrapper's progress thread has no pause and takes a whole core.
@@ -16,11 +16,12 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from nixl import _bindings as nixl
 from torch import Tensor
 
@@ -29,11 +30,14 @@ from kv_transfer.registered_memory import RegisteredMemory
 
 logger = logging.getLogger(__name__)
 
-_HEADER = struct.Struct("<4sHQQ")  # mark, length of the name, address and bytes of the ring
+_HEADER = struct.Struct("<4sHHQQ")  # mark, bytes of the name, device, address and bytes of the ring
+_CPU = torch.device("cpu")
+_WHOLE = 1 << 30  # over VRAM no thread is held: a write is one piece, as large as can be
 _MARK = b"TNX1"
 _BACKEND = "UCX"
 _PROGRESS_US = 5000  # longest sleep of NIXL's progress thread; events wake it earlier
 _POLL_S = 50e-6  # between looks at a write that did not finish at once (no CMA: other hosts)
+_SPIN_S = 2e-3  # between GPUs most writes take less: looked at without a pause for so long
 
 
 @dataclass(frozen=True)
@@ -43,6 +47,7 @@ class _Peer:
     name: str
     metadata: bytes
     agent: str  # NIXL's name of that life, our peer id
+    device: int
     address: int
     nbytes: int
 
@@ -50,13 +55,18 @@ class _Peer:
 class NixlTransport:
     path = f"nixl/{_BACKEND}"
 
-    def __init__(self, name: str, *, write_bytes: int = 1 << 20) -> None:
-        """Starts an agent, half a second. Raises StartupError if NIXL cannot."""
+    def __init__(
+        self, name: str, *, write_bytes: int = 1 << 20, device: torch.device = _CPU
+    ) -> None:
+        """Starts an agent, half a second; on a GPU more. Raises StartupError if NIXL cannot."""
         self.name = name
-        self._write_bytes = write_bytes
-        self._memory = RegisteredMemory()
+        self._write_bytes = write_bytes if device.type == "cpu" else _WHOLE
+        self._memory = RegisteredMemory(lambda memory: memory.device == device)
+        self._segment = nixl.DRAM_SEG if device.type == "cpu" else nixl.VRAM_SEG
+        self._spin_s = 0.0 if device.type == "cpu" else _SPIN_S
+        self._device_id = device.index or 0  # as this process counts its devices
         self._registrations: list[Any] = []
-        self._ring: Any = nixl.nixlRegDList(nixl.DRAM_SEG)  # its registration, once there is one
+        self._ring: Any = nixl.nixlRegDList(self._segment)  # its registration, once there is one
         self._peers: dict[str, _Peer] = {}
         self._writes: Counter[str] = Counter()  # under way, by peer
         self._lock = threading.Condition()
@@ -67,8 +77,8 @@ class NixlTransport:
         with self._lock:
             agent = self._open_agent()
             self._memory.add(memory, source_only=source_only)
-            region = (memory.data_ptr(), memory.numel(), 0, "")
-            registration = nixl.nixlRegDList(nixl.DRAM_SEG, [region])
+            region = (memory.data_ptr(), memory.numel(), self._device_id, "")
+            registration = nixl.nixlRegDList(self._segment, [region])
             try:
                 agent.registerMem(registration, [self._backend])
             except Exception as error:
@@ -86,10 +96,10 @@ class NixlTransport:
             ring = self._memory.ring
             address, nbytes = (0, 0) if ring is None else (ring.data_ptr(), ring.numel())
         name = self.name.encode()
-        return _HEADER.pack(_MARK, len(name), address, nbytes) + name + bytes(blob)
+        return _HEADER.pack(_MARK, len(name), self._device_id, address, nbytes) + name + bytes(blob)
 
     def add_peer(self, metadata: bytes) -> str:
-        name, address, nbytes, blob = _parse(metadata)
+        name, device, address, nbytes, blob = _parse(metadata)
         with self._lock:
             self._open_agent()
             for known in [peer for peer in self._peers.values() if peer.name == name]:
@@ -104,7 +114,7 @@ class NixlTransport:
                     f"{self.name}: {name} cannot be reached over {self.path} "
                     f"({_described(error)}); choose another rank"
                 ) from error
-            self._peers[peer] = _Peer(name, metadata, peer, address, nbytes)
+            self._peers[peer] = _Peer(name, metadata, peer, device, address, nbytes)
             return peer
 
     def remove_peer(self, peer: str) -> None:
@@ -113,21 +123,42 @@ class NixlTransport:
                 self._forget(self._peers[peer])
 
     def write(self, peer: str, source: Tensor, remote_offset: int) -> None:
-        nbytes = source.numel()
+        with self._writing(peer, source, remote_offset) as address:
+            for start in range(0, source.numel(), self._write_bytes):
+                piece = source[start : start + self._write_bytes]
+                self._write_pieces(peer, [(piece.data_ptr(), address + start, piece.numel())])
+
+    def write_pages(self, peer: str, source: Tensor, page_bytes: int, order: Sequence[int]) -> None:
+        """Page k of `source` to page order[k] of the ring, a descriptor each, in one transfer.
+
+        What block-to-block transfers over NIXL do; to be measured, not used: see docs.
+        """
+        with self._writing(peer, source, 0) as address:
+            begin = source.data_ptr()
+            self._write_pieces(
+                peer,
+                [
+                    (begin + page * page_bytes, address + place * page_bytes, page_bytes)
+                    for page, place in enumerate(order)
+                ],
+            )
+
+    @contextmanager
+    def _writing(self, peer: str, source: Tensor, remote_offset: int) -> Iterator[int]:
+        """The address at the peer; it is not forgotten meanwhile."""
         with self._lock:
             self._open_agent()
             self._memory.check_source(source)
             target = self._peer(peer)
-            if remote_offset < 0 or remote_offset + nbytes > target.nbytes:
+            stop = remote_offset + source.numel()
+            if remote_offset < 0 or stop > target.nbytes:
                 raise TransferError(
-                    f"{self.name}: bytes {remote_offset} to {remote_offset + nbytes} are not in "
+                    f"{self.name}: bytes {remote_offset} to {stop} are not in "
                     f"the ring of {peer}, which has {target.nbytes}"
                 )
             self._writes[peer] += 1
         try:
-            for start in range(0, nbytes, self._write_bytes):
-                piece = source[start : start + self._write_bytes]
-                self._write_piece(peer, piece, target.address + remote_offset + start)
+            yield target.address + remote_offset
         finally:
             with self._lock:
                 self._writes -= Counter([peer])
@@ -148,31 +179,37 @@ class NixlTransport:
             self._memory.clear()
         # the agent's threads and sockets end here, with its last reference
 
-    def _write_piece(self, peer: str, piece: Tensor, address: int) -> None:
-        """One descriptor; returns when it is done, has failed, or its peer is removed meanwhile.
+    def _write_pieces(self, peer: str, pieces: Sequence[tuple[int, int, int]]) -> None:
+        """Address here, address there, bytes: a descriptor each. Returns when all are done, have
+        failed, or the peer is removed meanwhile.
 
         A peer that stopped before it ever heard of this agent would keep us here for ever.
         """
         with self._lock:
             agent = self._open_agent()
-            self._peer(peer)
-        local = nixl.nixlXferDList(nixl.DRAM_SEG, [(piece.data_ptr(), piece.numel(), 0)])
-        remote = nixl.nixlXferDList(nixl.DRAM_SEG, [(address, piece.numel(), 0)])
+            target = self._peer(peer)
+        here = [(source, nbytes, self._device_id) for source, _, nbytes in pieces]
+        there = [(address, nbytes, target.device) for _, address, nbytes in pieces]
+        local = nixl.nixlXferDList(self._segment, here)
+        remote = nixl.nixlXferDList(self._segment, there)
+        total = sum(nbytes for *_, nbytes in pieces)
         request = None
         try:
             request = agent.createXferReq(nixl.NIXL_WRITE, local, remote, peer, "", [self._backend])
             state = agent.postXferReq(request)
+            began = time.monotonic()
             while state == nixl.NIXL_IN_PROG and peer in self._peers:
-                time.sleep(_POLL_S)
+                soon = time.monotonic() - began < self._spin_s
+                time.sleep(0 if soon else _POLL_S)
                 state = agent.getXferStatus(request)
         except Exception as error:
-            raise self._lost(peer, piece.numel(), _described(error)) from error
+            raise self._lost(peer, total, _described(error)) from error
         finally:
             if request is not None:
                 with _logged("a transfer request stays until its agent ends"):
                     agent.releaseXferReq(request)
         if state != nixl.NIXL_SUCCESS:
-            raise self._lost(peer, piece.numel(), str(state))
+            raise self._lost(peer, total, str(state))
 
     def _lost(self, peer: str, nbytes: int, why: str) -> TransferError:
         return TransferError(
@@ -199,6 +236,11 @@ class NixlTransport:
             agent.invalidateRemoteMD(peer.agent)
 
 
+def available_backends() -> list[str]:
+    """Backends that this installation of NIXL brings, by name; which of them work is not said."""
+    return sorted(nixl.nixlAgent("asking", nixl.nixlAgentConfig()).getAvailPlugins())
+
+
 def _start_agent(name: str) -> tuple[Any, Any]:
     """An agent that has a name of its own in each life, and its backend."""
     config = nixl.nixlAgentConfig()
@@ -212,17 +254,17 @@ def _start_agent(name: str) -> tuple[Any, Any]:
         raise StartupError(f"{name}: NIXL's {_BACKEND} does not start: {error}") from error
 
 
-def _parse(metadata: bytes) -> tuple[str, int, int, bytes]:
-    """Name, ring address, ring bytes and NIXL's own part."""
+def _parse(metadata: bytes) -> tuple[str, int, int, int, bytes]:
+    """Name, device, ring address, ring bytes and NIXL's own part."""
     try:
-        mark, name_bytes, address, nbytes = _HEADER.unpack_from(metadata)
+        mark, name_bytes, device, address, nbytes = _HEADER.unpack_from(metadata)
         name_stop = _HEADER.size + name_bytes
         name = metadata[_HEADER.size : name_stop].decode()
     except (struct.error, UnicodeDecodeError) as error:
         raise ProtocolError(f"{len(metadata)} bytes are not NIXL metadata: {error}") from error
     if mark != _MARK or not name or name_stop >= len(metadata):
         raise ProtocolError(f"{len(metadata)} bytes are not a NIXL transport's metadata")
-    return name, address, nbytes, metadata[name_stop:]
+    return name, device, address, nbytes, metadata[name_stop:]
 
 
 @contextmanager

@@ -45,6 +45,7 @@ class Transport(Protocol):
     def write(self, peer: str, source: Tensor, remote_offset: int) -> None:
         """Copy `source`, uint8 [n] within registered memory, into the peer's ring; wait for it.
 
+        Its bytes are there already: what a device still has to write is the caller's to wait for.
         Raises TransferError if the peer is unknown, gone or its ring ends before that, ValueError
         if `source` is not registered.
         """

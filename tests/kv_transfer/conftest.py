@@ -9,7 +9,7 @@ import torch
 
 from kv_transfer.open_transport import open_transport
 from kv_transfer.transport import Transport
-from tests.kv_transfer.receiving_rank import Elsewhere, Here
+from tests.kv_transfer.receiving_rank import Elsewhere, Here, memory_of
 
 Receiver = Here | Elsewhere
 Start = Callable[[str], Receiver]
@@ -22,23 +22,36 @@ def _one_thread() -> None:
 
 @pytest.fixture(
     scope="module",
-    params=["local", pytest.param("nixl", marks=pytest.mark.rank)],
+    params=[
+        "local",
+        pytest.param("host", marks=pytest.mark.rank),
+        pytest.param("nixl", marks=pytest.mark.rank),
+        pytest.param("nvlink", marks=pytest.mark.gpu),
+    ],
 )
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def sending(kind: str) -> Iterator[Transport]:
+def device(kind: str) -> torch.device:
+    """Where the memory is that transports of this kind move."""
+    if kind == "nvlink" and not torch.cuda.is_available():
+        pytest.skip("no GPU can be seen")
+    return memory_of(kind)
+
+
+@pytest.fixture(scope="module")
+def sending(kind: str, device: torch.device) -> Iterator[Transport]:
     """The transport of this process, shared: a NIXL agent takes half a second."""
-    transport = open_transport(kind, "prefill-0", write_bytes=4096)
+    transport = open_transport(kind, "prefill-0", write_bytes=4096, device=device)
     yield transport
     transport.close()
 
 
 @pytest.fixture(scope="module")
 def start(kind: str) -> Start:
-    """Starts a receiving rank: over NIXL in a process of its own."""
+    """Starts a receiving rank: in a process of its own, if the transport leaves this one."""
 
     def started(name: str) -> Receiver:
         return Here(kind, name) if kind == "local" else Elsewhere(kind, name)

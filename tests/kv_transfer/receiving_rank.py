@@ -16,34 +16,54 @@ from types import TracebackType
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from cluster.messages import PieceDigest, Segment, Span
 from kv_transfer.blocks import Lease
 from kv_transfer.digest import piece_digests
+from kv_transfer.direct_transport import DirectTransport
 from kv_transfer.open_transport import open_transport
 from kv_transfer.ring import ReceiveRing, SegmentLease
 from kv_transfer.staging import push_bytes, unpack_push
 from model.state import StateField
-from tests.kv_transfer.stores import FIELDS, Store
+from tests.kv_transfer.stores import FIELDS, POISON, Store
 
 CELL_BYTES = 65536
 CELLS = 2
+BLOCK_TOKENS = 32
+RING_SLACK = 6
 
 _FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload([__name__])
+
+
+def memory_of(kind: str, *, receiving: bool = False) -> torch.device:
+    """Of two GPUs the receiving process takes the second."""
+    if kind != "nvlink":
+        return torch.device("cpu")
+    return torch.device("cuda", min(1, torch.cuda.device_count() - 1) if receiving else 0)
 
 
 class ReceivingRank:
     """A ring, a transport, and for each kind of fields a slab of a shape of its own."""
 
     def __init__(self, kind: str, name: str) -> None:
+        device = memory_of(kind, receiving=True)
         self.ring = ReceiveRing(8 * CELL_BYTES * CELLS, CELL_BYTES, CELLS)
-        self.transport = open_transport(kind, name)
+        self.ring.memory = self.ring.memory.to(device)
+        self.transport = open_transport(kind, name, device=device)
         self.transport.register(self.ring.memory)
         self.stores = {
-            name: Store(fields, block_tokens=32, ring_slack=6) for name, fields in FIELDS.items()
+            name: Store(fields, block_tokens=BLOCK_TOKENS, ring_slack=RING_SLACK)
+            for name, fields in FIELDS.items()
         }
         self.held: dict[int, tuple[Store, Lease, SegmentLease]] = {}
+        self.memories: list[tuple[Tensor, Tensor]] = []  # of a store, and where peers write it
+        if isinstance(self.transport, DirectTransport):
+            for store in self.stores.values():
+                for memory in (store.slab.blocks, store.slab.slots):
+                    self.memories.append((memory, memory.to(device)))
+                    self.transport.offer(self.memories[-1][1])
 
     def metadata(self) -> bytes:
         return self.transport.metadata()
@@ -57,15 +77,36 @@ class ReceivingRank:
     def unpack(self, reservation: int, seq: int, spans: Sequence[Span]) -> None:
         store, lease, segment = self.held[reservation]
         cell = self.ring.view(segment.segment, seq, push_bytes(store.layout, spans))
-        unpack_push(store.slab, lease, spans, cell)
+        self.fetch()
+        unpack_push(store.slab, lease, spans, cell.cpu())
+        for memory, written in self.memories:
+            written.copy_(memory)
+
+    def place(self, reservation: int) -> tuple[Sequence[int], int]:
+        """Where a reservation's rows stand: its blocks and its slot."""
+        _, lease, _ = self.held[reservation]
+        return lease.block_ids, lease.slot
+
+    def fetch(self) -> None:
+        """What peers have written into a device's memory, into the stores."""
+        for memory, written in self.memories:
+            memory.copy_(written)
+
+    def spoil(self) -> None:
+        """As another sequence might have left it."""
+        for memory, written in self.memories:
+            memory.fill_(POISON)
+            written.fill_(POISON)
 
     def digests(
         self, reservation: int, fields: Sequence[StateField], length: int
     ) -> list[PieceDigest]:
+        self.fetch()
         store, lease, _ = self.held[reservation]
         return piece_digests(store.slab, lease, fields, length)
 
     def rows(self, reservation: int, length: int) -> dict[tuple[str, int], bytes]:
+        self.fetch()
         store, lease, _ = self.held[reservation]
         found = store.rows(lease, length)
         return {key: rows.numpy().tobytes() for key, rows in found.items()}
@@ -77,7 +118,7 @@ class ReceivingRank:
 
     def peek(self, offset: int, nbytes: int) -> bytes:
         """What stands in the ring."""
-        return self.ring.memory[offset : offset + nbytes].numpy().tobytes()
+        return self.ring.memory[offset : offset + nbytes].cpu().numpy().tobytes()
 
     def close(self) -> None:
         self.transport.close()

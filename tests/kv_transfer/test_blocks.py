@@ -95,6 +95,39 @@ def test_unbalanced_books_are_noticed() -> None:
         Ledger(free=1, leased=1, quarantined=0, cached=0, total=3).check()
 
 
+def test_a_lease_grows_by_whole_blocks_and_gives_all_of_them_back() -> None:
+    pool = BlockPool(num_blocks=4, num_slots=2, block_tokens=16)
+    lease = pool.lease(10)
+    lease.extend(16)
+    assert (len(lease.block_ids), lease.length) == (1, 16)
+    lease.extend(33)
+    assert lease.block_table.tolist() == list(lease.block_ids)
+    assert (len(set(lease.block_ids)), lease.length) == (3, 33)
+    lease.extend(20)  # it has that already
+    assert lease.length == 33
+    lease.release()
+    assert pool.ledger().blocks.free == 4
+    with pytest.raises(AssertionError):
+        lease.extend(64)
+
+
+def test_who_could_not_grow_comes_before_everybody_who_wants_to_begin() -> None:
+    pool = BlockPool(num_blocks=3, num_slots=4, block_tokens=16)
+    grows, other = pool.lease(16), pool.lease(32)
+    with pytest.raises(NoRoom, match="1 more blocks"):
+        grows.extend(17)
+    assert (len(grows.block_ids), grows.length) == (1, 16)
+    other.release()
+    with pytest.raises(NoRoom):
+        pool.lease(1)
+    grows.extend(17)
+    pool.lease(16).release()
+    with pytest.raises(NoRoom):
+        grows.extend(64)
+    grows.release()  # it does not want to grow any more
+    pool.lease(48).release()
+
+
 def test_threads_never_own_the_same_block() -> None:
     pool = BlockPool(num_blocks=8, num_slots=8, block_tokens=16)
     owned: set[int] = set()
@@ -151,6 +184,19 @@ class PoolMachine(RuleBasedStateMachine):
         self.ids.add(lease.id)
         self.held[lease.id] = lease
         return lease
+
+    @rule(lease=leases, more=st.integers(1, 6))
+    def extend(self, lease: Lease | None, more: int) -> None:
+        """One that cannot grow is preempted: it would keep newcomers out for ever."""
+        if lease is None or lease.id not in self.held:
+            return
+        try:
+            lease.extend(lease.length + more)
+        except NoRoom:
+            lease.release()
+            del self.held[lease.id]
+        else:
+            assert len(lease.block_ids) == -(-lease.length // 4)
 
     @rule(lease=leases)
     def release(self, lease: Lease | None) -> None:

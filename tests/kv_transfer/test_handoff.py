@@ -40,11 +40,12 @@ class Piece(NamedTuple):
 class Prefill:
     """The sending half: a slab, a staging cell, and one peer."""
 
-    def __init__(self, transport: Transport, receiver: Receiver) -> None:
+    def __init__(self, transport: Transport, receiver: Receiver, device: torch.device) -> None:
         self.stores = {name: Store(fields, ring_slack=1) for name, fields in FIELDS.items()}
         self.transport = transport
         self.receiver = receiver
-        self.staging = torch.empty(CELL_BYTES, dtype=torch.uint8)
+        self.cell = torch.empty(CELL_BYTES, dtype=torch.uint8)
+        self.staging = self.cell.to(device)  # itself, unless the transport is a GPU's
         transport.register(self.staging, source_only=True)
         self.peer = transport.add_peer(receiver.call("metadata"))
 
@@ -58,7 +59,8 @@ class Prefill:
             now = min(done + CHUNK, length)
             spans = spans_final_at(store.layout.fields, done, now, last=now == length)
             for push in pack_into_pushes(spans, store.layout, segment.cell_bytes):
-                nbytes = pack_push(store.slab, lease, push, self.staging)
+                nbytes = pack_push(store.slab, lease, push, self.cell)
+                self.staging.copy_(self.cell)
                 cell = segment.offset + seq % segment.cells * segment.cell_bytes
                 self.transport.write(self.peer, self.staging[:nbytes], cell)
                 self.receiver.call("unpack", reservation, seq, push)
@@ -70,8 +72,8 @@ class Prefill:
 
 
 @pytest.fixture(scope="module")
-def prefill(sending: Transport, receiver: Receiver) -> Prefill:
-    return Prefill(sending, receiver)
+def prefill(sending: Transport, receiver: Receiver, device: torch.device) -> Prefill:
+    return Prefill(sending, receiver, device)
 
 
 @pytest.mark.parametrize("model", FIELDS)

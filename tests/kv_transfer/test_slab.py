@@ -89,11 +89,11 @@ def test_spans_stand_one_after_another_on_whole_words() -> None:
         Span(field="compressed_r1", layer=5, start=60, stop=62),
     ]
     cell = torch.full((CELL,), POISON, dtype=torch.uint8)
-    assert pack_push(store.slab, lease, spans, cell) == 104 + 144
-    assert 3 * 34 < 104 == 13 * SPAN_ALIGNMENT
+    assert pack_push(store.slab, lease, spans, cell) == 112 + 144
+    assert 3 * 34 < 112 == 7 * SPAN_ALIGNMENT
     assert torch.equal(cell[:102].view(3, 34), store.slab.read_rows(spans[0], lease))
-    assert torch.equal(cell[104:248].view(2, 72), store.slab.read_rows(spans[1], lease))
-    assert int((cell[248:] != POISON).sum()) == 0
+    assert torch.equal(cell[112:256].view(2, 72), store.slab.read_rows(spans[1], lease))
+    assert int((cell[256:] != POISON).sum()) == 0
 
 
 def test_a_push_larger_than_its_cell_is_our_own_mistake() -> None:

@@ -19,9 +19,9 @@ RING_BYTES = 8 * CELLS * CELL_BYTES
 
 
 @pytest.fixture(scope="module")
-def memory(sending: Transport) -> torch.Tensor:
+def memory(sending: Transport, device: torch.device) -> torch.Tensor:
     """Registered memory of this side, byte n is n % 251."""
-    memory = (torch.arange(32768) % 251).byte()
+    memory = (torch.arange(32768) % 251).byte().to(device)
     sending.register(memory, source_only=True)
     return memory
 
@@ -32,7 +32,8 @@ def peer(sending: Transport, receiver: Receiver) -> str:
 
 
 def test_the_path_is_named(sending: Transport, kind: str) -> None:
-    assert sending.path == {"local": "local/memcpy", "nixl": "nixl/UCX"}[kind]
+    paths = {"local": "local/memcpy", "host": "host/cma", "nixl": "nixl/UCX"}
+    assert sending.path == {**paths, "nvlink": "nvlink/cuda_ipc"}[kind]
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097, 10_000, 32_768])
@@ -40,7 +41,7 @@ def test_written_bytes_stand_in_the_ring_when_write_returns(
     sending: Transport, memory: torch.Tensor, peer: str, receiver: Receiver, nbytes: int
 ) -> None:
     sending.write(peer, memory[:nbytes], 1000)
-    assert receiver.call("peek", 1000, nbytes) == memory[:nbytes].numpy().tobytes()
+    assert receiver.call("peek", 1000, nbytes) == memory[:nbytes].cpu().numpy().tobytes()
 
 
 def test_neighbouring_bytes_stay(
@@ -66,15 +67,18 @@ def test_only_registered_memory_is_written_from(sending: Transport, peer: str) -
         sending.write(peer, torch.zeros(16, dtype=torch.uint8), 0)
 
 
-def test_only_plain_bytes_can_be_registered_and_only_one_ring(kind: str) -> None:
-    transport = open_transport(kind, "prefill-9")
+def test_only_plain_bytes_can_be_registered_and_only_one_ring(
+    kind: str, device: torch.device
+) -> None:
+    transport = open_transport(kind, "prefill-9", device=device)
     for wrong in (torch.zeros(4), torch.zeros(2, 2).byte(), torch.zeros(8).byte()[::2]):
         with pytest.raises(ValueError, match="only contiguous uint8"):
             transport.register(wrong)
-    transport.register(torch.zeros(64).byte())
-    transport.register(torch.zeros(64).byte(), source_only=True)
+    plain = torch.zeros(64, dtype=torch.uint8, device=device)
+    transport.register(plain)
+    transport.register(plain.clone(), source_only=True)
     with pytest.raises(ValueError, match="already has a receive ring"):
-        transport.register(torch.zeros(64).byte())
+        transport.register(plain.clone())
     transport.close()
 
 
@@ -88,9 +92,9 @@ def test_nixl_itself_lets_peers_write_into_the_ring_only() -> None:
     target.register(after, source_only=True)
     source = torch.ones(64, dtype=torch.uint8)
     writer.register(source, source_only=True)
-    header = struct.Struct("<4sHQQ")  # ends with the ring's address and size
-    mark, name, address, _ = header.unpack_from(metadata := target.metadata())
-    forged = header.pack(mark, name, address - 65536, 3 * 65536) + metadata[header.size :]
+    header = struct.Struct("<4sHHQQ")  # ends with the ring's address and size
+    mark, name, device, address, _ = header.unpack_from(metadata := target.metadata())
+    forged = header.pack(mark, name, device, address - 65536, 3 * 65536) + metadata[header.size :]
     peer = writer.add_peer(forged)
     writer.write(peer, source, 65536)
     for offset in (0, 65536 - 32, 2 * 65536 - 32, 2 * 65536):
@@ -122,10 +126,10 @@ def test_an_unknown_peer_and_a_removed_one_cannot_be_written_to(
 
 
 def test_a_peer_without_a_ring_cannot_be_written_to(
-    sending: Transport, memory: torch.Tensor, kind: str
+    sending: Transport, memory: torch.Tensor, kind: str, device: torch.device
 ) -> None:
-    other = open_transport(kind, "prefill-1")
-    other.register(torch.zeros(64).byte(), source_only=True)
+    other = open_transport(kind, "prefill-1", device=device)
+    other.register(torch.zeros(64).byte().to(device), source_only=True)
     peer = sending.add_peer(other.metadata())
     with pytest.raises(TransferError, match="not in the ring of prefill-1"):
         sending.write(peer, memory[:16], 0)
@@ -164,13 +168,15 @@ def test_metadata_of_a_dead_rank_is_refused(sending: Transport, start: Start) ->
         sending.add_peer(metadata)
 
 
-def test_a_closed_transport_leaves_nothing_behind(kind: str, receiver: Receiver) -> None:
+def test_a_closed_transport_leaves_nothing_behind(
+    kind: str, device: torch.device, receiver: Receiver
+) -> None:
     def threads() -> int:
         return len(os.listdir("/proc/self/task"))
 
     before = threads()
-    transport = open_transport(kind, "prefill-2")
-    memory = torch.ones(64).byte()
+    transport = open_transport(kind, "prefill-2", device=device)
+    memory = torch.ones(64).byte().to(device)
     transport.register(memory)
     peer = transport.add_peer(receiver.call("metadata"))
     transport.write(peer, memory, 128)
