@@ -48,7 +48,7 @@ def fake_quant(values: Tensor, row_format: str) -> Tensor:
     if exact.is_cpu and exact.dtype == torch.float32:
         rounded = formats_cpu.fake_quant(exact, row_format)
     else:
-        rounded = _rounded(exact.float(), row_format).to(values.dtype)
+        rounded = _rounded(exact, row_format)
     if torch.is_grad_enabled() and values.requires_grad:
         return values + (rounded - exact)
     return rounded
@@ -83,21 +83,23 @@ def unpack(packed: Tensor, row_format: str, dim: int) -> Tensor:
 
 
 def _rounded(values: Tensor, row_format: str) -> Tensor:
+    exact = values.float()
     match row_format:
         case "fp8":
-            grouped = _grouped(values, 32)
+            grouped = _grouped(exact, 32)
             scale = _fp8_exponents(_amax(grouped))
-            return _round_to_step(grouped, scale - 6, 3).view(values.shape)
+            rounded = _round_to_step(grouped, scale - 6, 3)
         case "fp4":
-            grouped = _grouped(values, 32)
+            grouped = _grouped(exact, 32)
             scale = _fp4_exponents(_amax(grouped))
-            return _round_to_step(grouped, scale, 1).view(values.shape)
+            rounded = _round_to_step(grouped, scale, 1)
         case "fp4_e4m3":
-            grouped = _grouped(values, 16)
+            grouped = _grouped(exact, 16)
             scales = _fp4_e4m3_scales(_amax(grouped))
-            return (_round_e2m1(grouped / scales) * scales).view(values.shape)
+            rounded = _round_e2m1(grouped / scales) * scales
         case _:
             raise ValueError(f"unknown row format {row_format!r}")
+    return rounded.view(values.shape).to(values.dtype)
 
 
 def _encode_rows(values: Tensor, row_format: str) -> Encoded:
@@ -221,8 +223,7 @@ def _round_to_step(values: Tensor, smallest: Tensor | int, mantissa_bits: int) -
     steps makes the rounding of the addition do the work.
     """
     exponents = values.view(torch.int32) & _EXPONENT
-    floor = (torch.as_tensor(smallest, device=values.device) + 127) << 23
-    shift = torch.maximum(exponents, floor.to(torch.int32)).view(torch.float32)
+    shift = exponents.clamp(min=(smallest + 127) << 23).view(torch.float32)
     shift = shift * (1.5 * 2.0 ** (23 - mantissa_bits))
     return torch.copysign((values + shift) - shift, values)
 

@@ -17,7 +17,6 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 Bytes = npt.NDArray[np.uint8]
 
-_MAGNITUDE = 0x7FFFFFFF
 _EXPONENT = 0x7F800000
 _SIGN = np.int32(-(2**31))
 
@@ -98,11 +97,11 @@ def _grouped(values: Tensor, row_format: str) -> Ints:
 
 
 def _amax_bits(bits: Ints) -> Ints:
-    """Bits of the largest magnitude of each group [..., 1]; for magnitudes integers order alike."""
-    largest = bits & _MAGNITUDE
-    while (size := largest.shape[-1]) > 1:  # five calls beat one reduction over a short axis
-        largest = np.maximum(largest[..., : size // 2], largest[..., size // 2 :])
-    return largest
+    """Bits of the largest magnitude of each group [..., 1]; over so short an axis torch reduces
+    several times as fast as NumPy.
+    """
+    largest: Ints = torch.from_numpy(bits.view(np.float32)).abs().amax(-1, keepdim=True).numpy()
+    return largest.view(np.int32)
 
 
 def _scale_bits(bits: Ints, form: _PowerScaled) -> Ints:
@@ -127,12 +126,13 @@ def _round(bits: Ints, smallest: Ints | np.int32, mantissa: int) -> Floats:
 
     `smallest`: bits of the power of two below which steps no longer shrink.
     """
-    exponents = np.maximum(bits & _EXPONENT, smallest)
-    shift = (exponents + ((23 - mantissa) << 23 | 0x400000)).view(np.float32)
-    rounded: Floats = bits.view(np.float32) + shift
-    rounded -= shift
+    work = bits & _EXPONENT
+    np.maximum(work, smallest, out=work)
+    work += (23 - mantissa) << 23 | 0x400000
+    rounded: Floats = bits.view(np.float32) + work.view(np.float32)
+    rounded -= work.view(np.float32)
     signed = rounded.view(np.int32)
-    signed |= bits & _SIGN  # zeros keep theirs
+    signed |= np.bitwise_and(bits, _SIGN, out=work)  # zeros keep theirs
     return rounded
 
 

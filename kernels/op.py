@@ -62,7 +62,7 @@ def padded(count: int) -> int:
 
 def elementwise(function: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
     """A transcendental function of each element, rounded the same at any place of any tensor."""
-    if values.shape[-1] % _VECTOR == 0:
+    if values.shape[-1] % _VECTOR == 0 or not values.is_cpu:
         return function(values)
     extra = -values.numel() % _VECTOR
     if not extra:

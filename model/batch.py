@@ -33,7 +33,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """Row t belongs to request requests_T[t] and stands at positions_T[t]."""
+    """Row t belongs to request requests_T[t] and stands at positions_T[t]. All on the host;
+    embeddings may be anywhere.
+    """
 
     token_ids_T: Tensor  # int64
     positions_T: Tensor  # int64
@@ -61,7 +63,6 @@ def build_batch(
     *,
     image_token_id: int,
     ngram: int,
-    device: torch.device | str = "cpu",
 ) -> ForwardBatch:
     """Rows of all chunks in their order. Raises ValueError for an empty chunk."""
     ids: list[int] = []
@@ -88,20 +89,20 @@ def build_batch(
             logit_rows.append(len(ids) - 1)
 
     def ints(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)
+        return torch.tensor(values, dtype=torch.int64)
 
     return ForwardBatch(
         token_ids_T=ints(ids),
         positions_T=ints(positions),
         requests_T=ints(requests),
-        images_T=torch.tensor(images, dtype=torch.bool, device=device),
-        ngrams_Tn=torch.tensor(ngrams, dtype=torch.int64, device=device),
+        images_T=torch.tensor(images, dtype=torch.bool),
+        ngrams_Tn=torch.tensor(ngrams, dtype=torch.int64),
         starts_R=ints([chunk.start for chunk in chunks]),
         counts_R=ints([chunk.count for chunk in chunks]),
         window_starts_R=ints([chunk.window_start for chunk in chunks]),
         logit_rows=ints(logit_rows),
-        embeddings_TD=_embeddings(chunks, device),
-        embedded_T=torch.tensor(embedded, dtype=torch.bool, device=device),
+        embeddings_TD=_embeddings(chunks),
+        embedded_T=torch.tensor(embedded, dtype=torch.bool),
     )
 
 
@@ -121,13 +122,13 @@ def _ngram(chunk: Chunk, position: int, image_token_id: int, size: int) -> list[
     return found + [-1] * (size - len(found))
 
 
-def _embeddings(chunks: Sequence[Chunk], device: torch.device | str) -> Tensor | None:
+def _embeddings(chunks: Sequence[Chunk]) -> Tensor | None:
     given = [chunk.embeddings for chunk in chunks if chunk.embeddings is not None]
     if not given:
         return None
     width = given[0].shape[1]
     parts = [
-        torch.zeros(chunk.count, width) if chunk.embeddings is None else chunk.embeddings
+        given[0].new_zeros(chunk.count, width) if chunk.embeddings is None else chunk.embeddings
         for chunk in chunks
     ]
-    return torch.cat(parts).to(device)
+    return torch.cat(parts)

@@ -168,7 +168,7 @@ def _run_prompt(args: argparse.Namespace) -> tuple[Transformer, Any, dict[str, A
     from model.dense_cache import DenseCache
     from model.load import load_model
     from model.options import ModelOptions
-    from model.prompt import run_prompt
+    from model.prompt import check_prompt, run_prompt
     from model.state import state_fields
 
     options = ModelOptions(
@@ -177,6 +177,10 @@ def _run_prompt(args: argparse.Namespace) -> tuple[Transformer, Any, dict[str, A
         truncation="off" if args.keep is None else args.truncation,
         cut_window=args.cut_window,
     )
+    images = None if args.images is None else frozenset(args.images)
+    sizes = args.chunks or [len(args.ids)]
+    vocab_size = _load_spec(args.checkpoint).vocab_size
+    check_prompt(vocab_size, args.ids, sizes, keep=args.keep, images=images)
     with torch.inference_mode():
         model = load_model(
             args.checkpoint,
@@ -192,7 +196,7 @@ def _run_prompt(args: argparse.Namespace) -> tuple[Transformer, Any, dict[str, A
             args.ids,
             chunks=args.chunks,
             keep=args.keep,
-            images=None if args.images is None else frozenset(args.images),
+            images=images,
             progress=_progress("running the prompt"),
         )
     positions = np.arange(len(args.ids) - len(logits), len(args.ids))

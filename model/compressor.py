@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from kernels.ops.compress import compress
-from kernels.ops.rope import rope, rotations
+from kernels.ops.rope import rope
 from model.cache import Cache
 from model.norm import RMSNorm
-from model.rows import Rows, pad_rows
+from model.rows import Ints, Rows, pad_rows
 from model.spec import ModelSpec
 from model.state import TAIL, compressed, index_keys
 from model.weight_source import WeightSource
@@ -32,7 +32,8 @@ class Groups:
     count: int
     numbers: Tensor  # [count]
     requests: Tensor  # [count]
-    last_N: Tensor  # row of each group's last position
+    last: Ints  # [count] row of each group's last position
+    last_N: Tensor
     turns_N1P: Tensor  # rotation of its first position
 
     @classmethod
@@ -40,13 +41,13 @@ class Groups:
         positions = rows.positions_T[: rows.count]
         last = ((positions + 1) % ratio == 0).nonzero()[0]
         numbers = positions[last] // ratio
-        starts_N = torch.from_numpy(pad_rows(numbers * ratio))
         return cls(
             len(last),
-            torch.from_numpy(numbers),
-            torch.from_numpy(rows.requests_T[last]),
-            torch.from_numpy(pad_rows(last)),
-            rotations(starts_N, rows.frequencies[True]),
+            rows.tensor(numbers),
+            rows.tensor(rows.requests_T[last]),
+            last,
+            rows.tensor(pad_rows(last)),
+            rows.turns_of(pad_rows(numbers * ratio), True),
         )
 
 
@@ -63,7 +64,7 @@ class Pairs:
 
     @classmethod
     def of(cls, rows: Rows) -> Pairs:
-        last_N = rows.plan(Groups.of, 2).last_N.numpy()
+        last_N = pad_rows(rows.plan(Groups.of, 2).last)
         starts_R, requests = rows.starts_R, len(rows.starts_R)
         request_N = rows.requests_T[last_N]
         from_tail_N = rows.positions_T[last_N] == starts_R[request_N]
@@ -71,12 +72,12 @@ class Pairs:
         newest = rows.newest(1, False)
         open_ = newest[rows.positions_T[newest] % 2 == 0]
         return cls(
-            torch.arange(requests),
-            torch.from_numpy(np.where(starts_R % 2 == 1, starts_R - 1, -1)),
-            torch.from_numpy(np.maximum(first_N, 0)),
-            torch.from_numpy(open_),
-            torch.from_numpy(rows.requests_T[open_]),
-            torch.from_numpy(rows.positions_T[open_]),
+            rows.tensor(np.arange(requests)),
+            rows.tensor(np.where(starts_R % 2 == 1, starts_R - 1, -1)),
+            rows.tensor(np.maximum(first_N, 0)),
+            rows.tensor(open_),
+            rows.tensor(rows.requests_T[open_]),
+            rows.tensor(rows.positions_T[open_]),
         )
 
 

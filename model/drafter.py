@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ from model.cache import Cache
 from model.moe import MakeExperts
 from model.norm import RMSNorm
 from model.options import ModelOptions
-from model.rows import Rows, pad_tensor
+from model.rows import Ints, Rows, pad_rows, pad_tensor
 from model.spec import ModelSpec
 from model.state import DRAFT_WINDOW
 from model.weight_source import WeightSource
@@ -79,15 +80,19 @@ class Drafter:
         self._markov_MV = weights[f"{last}markov_head.head.weight"].t().contiguous()
         self._confidence = weights[f"{last}confidence_head.proj.weight"].t()
 
+    def tap(self, streams_TnD: Tensor, rows: Rows) -> Tensor:
+        """What the drafter takes from a layer's input, [T, D] of each request's newest rows."""
+        _, index_T = rows.plan(_newest, self._spec.sliding_window)
+        return streams_TnD.index_select(0, index_T).mean(1)
+
     def observe(self, taps: Tensor, rows: Rows, cache: Cache) -> None:
-        """Context rows from `taps` [rows, layers tapped * D], for each request's newest rows."""
-        rows, index_T = rows.select(rows.newest(self._spec.sliding_window, True))
-        taps = taps.index_select(0, index_T)
+        """Context rows from `taps` [T, layers tapped * D]; `rows` as they were tapped."""
+        rows, _ = rows.plan(_newest, self._spec.sliding_window)
         if self._fp8:
             taps = fake_quant(taps, "fp8")
         main_TD = self._main_norm(taps @ self._main)
-        requests = torch.from_numpy(rows.requests_T[: rows.count])
-        positions = torch.from_numpy(rows.positions_T[: rows.count])
+        requests = rows.tensor(rows.requests_T[: rows.count])
+        positions = rows.tensor(rows.positions_T[: rows.count])
         for number, stage in enumerate(self._stages):
             kv_Td = stage.attention.window_kv(main_TD, rows.turns(0))
             cache.write(DRAFT_WINDOW, number, requests, positions, kv_Td[: rows.count])
@@ -95,21 +100,24 @@ class Drafter:
     def __call__(
         self,
         anchors_R: Tensor,
-        lengths_R: Tensor,
-        window_starts_R: Tensor,
+        lengths_R: Ints,
+        window_starts_R: Ints,
         cache: Cache,
         choose: Choose | None = None,
     ) -> Drafts:
-        """Draft after anchors at positions `lengths`; greedy unless `choose` samples."""
+        """Draft after anchors at positions `lengths`, known on the host; greedy unless `choose`
+        samples.
+        """
         spec, size = self._spec, self._spec.dspark_block_size
+        device = anchors_R.device
         count = len(anchors_R) * size
         ids_RB = anchors_R.unsqueeze(1).repeat(1, size)
         ids_RB[:, 1:] = spec.dspark_noise_token_id
-        places_B = torch.arange(size, device=anchors_R.device)
-        positions_T = pad_tensor((lengths_R.unsqueeze(1) + places_B).flatten())
-        requests_T = pad_tensor(torch.arange(count, device=anchors_R.device) // size)
-        context = _Context.of(lengths_R, window_starts_R, spec.sliding_window)
-        turns_T1P = rotations(positions_T, self._frequencies_P)
+        positions_T = pad_rows((lengths_R[:, None] + np.arange(size)).ravel())
+        requests_T = torch.from_numpy(pad_rows(np.arange(count) // size)).to(device)
+        context = _Context.of(lengths_R, window_starts_R, spec.sliding_window, device)
+        turns_T1P = rotations(torch.from_numpy(positions_T), self._frequencies_P).to(device)
+        block_mask_T1B = torch.zeros(len(positions_T), 1, size, device=device)
         mask_T1W = context.mask_RW.index_select(0, requests_T).unsqueeze(1)
 
         residual = Residual.of(self._embed_VD[pad_tensor(ids_RB.flatten())], spec.hc_mult)
@@ -125,7 +133,7 @@ class Drafter:
                 mask_T1W,
                 stage.attention.sink_1H1,
                 block_TBd,
-                torch.zeros(len(positions_T), 1, size),
+                block_mask_T1B,
             )
             residual = stage.close(
                 opened, stage.attention.output(heads_THd, turns_T1P), count, None
@@ -152,6 +160,10 @@ class Drafter:
         return Drafts(torch.stack(tokens, 1), torch.stack(confidence, 1), torch.stack(logits, 1))
 
 
+def _newest(rows: Rows, window: int) -> tuple[Rows, Tensor]:
+    return rows.select(rows.newest(window, True))
+
+
 @dataclass(frozen=True)
 class _Context:
     """The window before each request's block: the same for all rows of the block."""
@@ -161,14 +173,17 @@ class _Context:
     mask_RW: Tensor
 
     @classmethod
-    def of(cls, lengths_R: Tensor, window_starts_R: Tensor, size: int) -> _Context:
-        rows_RW = lengths_R.unsqueeze(1) + torch.arange(-size, 0, device=lengths_R.device)
-        hidden_RW = rows_RW < window_starts_R.unsqueeze(1)
-        numbers_R = torch.arange(len(lengths_R), device=lengths_R.device)
+    def of(
+        cls, lengths_R: Ints, window_starts_R: Ints, size: int, device: torch.device
+    ) -> _Context:
+        rows_RW = lengths_R[:, None] + np.arange(-size, 0)
+        hidden_RW = rows_RW < window_starts_R[:, None]
+        requests_RW = np.arange(len(lengths_R))[:, None].repeat(size, 1)
+        mask_RW = torch.from_numpy(np.where(hidden_RW, -np.inf, 0.0))
         return cls(
-            numbers_R.unsqueeze(1).expand_as(rows_RW),
-            rows_RW.masked_fill(hidden_RW, -1),
-            torch.zeros(rows_RW.shape, device=rows_RW.device).masked_fill(hidden_RW, -torch.inf),
+            torch.from_numpy(requests_RW).to(device),
+            torch.from_numpy(np.where(hidden_RW, -1, rows_RW)).to(device),
+            mask_RW.to(torch.get_default_dtype()).to(device),
         )
 
     def keys(self, stage: int, cache: Cache) -> Tensor:

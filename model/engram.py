@@ -95,15 +95,18 @@ class Engram:
         self._hash = hashing
         self._wkv = weights[f"{prefix}wkv"].t().contiguous()
         self._weight_nD = weights[f"{prefix}q_weight"] * weights[f"{prefix}k_weight"]
-        self._eps, self._fp8 = torch.tensor(spec.rms_norm_eps), options.activations == "fp8"
+        self._eps = torch.tensor(spec.rms_norm_eps, device=self._wkv.device)
+        self._fp8 = options.activations == "fp8"
 
     def __call__(self, streams_TnD: Tensor, ids_TN: Tensor, rows: Rows) -> Tensor:
         """Streams with the memory of each row's n-grams (compressed ids) added, but not at images.
 
-        One value is added to all streams, each through its own gate.
+        `ids` are on the host, where large tables stay and rows of them are named. One value is
+        added to all streams, each through its own gate.
         """
         count, streams, size = streams_TnD.shape
         memory = self._read_rows(self._table, self._hash.rows(ids_TN)).flatten(1)
+        memory = memory.to(streams_TnD.device)
         if self._fp8:
             memory = fake_quant(memory, "fp8")
         projected = (memory @ self._wkv).view(count, streams + 1, size)

@@ -15,11 +15,12 @@ from model.weight_source import WeightSource
 class HyperConnection:
     def __init__(self, weights: WeightSource, name: str, spec: ModelSpec) -> None:
         n = self._streams = spec.hc_mult
-        scale_m = weights[f"{name}_scale"].repeat_interleave(torch.tensor([n, n, n * n]))
+        pre, post, mix = weights[f"{name}_scale"]
+        scale_m = torch.cat([pre.expand(n), post.expand(n), mix.expand(n * n)])
         self._project_Em = (weights[f"{name}_fn"] * scale_m.unsqueeze(1)).t().contiguous()
         self._base_m = weights[f"{name}_base"]
         self._iterations, self._eps = spec.hc_sinkhorn_iters, spec.hc_eps
-        self._norm_eps = torch.tensor(spec.rms_norm_eps)
+        self._norm_eps = torch.tensor(spec.rms_norm_eps, device=scale_m.device)
 
     def mixes(self, streams_TnD: Tensor) -> Mixes:
         logits_Tm = mixing_logits(streams_TnD, self._project_Em, self._base_m, self._norm_eps)

@@ -55,15 +55,15 @@ class Group:
         most = int(known_G1.max())
         keys_J = np.arange(-(-max(most, 1) // block) * block)
         keys_GJ = np.where(keys_J < known_G1, keys_J, -1)
-        requests_G1 = torch.from_numpy(rows.requests_T[first_G1])
+        requests_G1 = rows.tensor(rows.requests_T[first_G1])
         return cls(
             count,
-            torch.from_numpy(rows_GQ[:, :count].ravel()),
-            torch.from_numpy(rows_GQ),
-            torch.from_numpy(visible_GQ),
+            rows.tensor(rows_GQ[:, :count].ravel()),
+            rows.tensor(rows_GQ),
+            rows.tensor(visible_GQ),
             requests_G1.expand(keys_GJ.shape),
-            torch.from_numpy(keys_GJ),
-            torch.from_numpy(keys_J >= visible_GQ[:, :, None]),
+            rows.tensor(keys_GJ),
+            rows.tensor(keys_J >= visible_GQ[:, :, None]),
             most,
         )
 
@@ -104,13 +104,14 @@ class Indexer:
         q_Thd = rope(queries.view(-1, self._heads, self._size), rows.turns(self._ratio))
         q_Thd = fake_quant(q_Thd, "fp4")
         weights_Th = x_TD @ self._weights_Dh
-        chosen_TK = torch.full((x_TD.shape[0], self._top_rows), -1)
+        chosen_TK = torch.full((x_TD.shape[0], self._top_rows), -1, device=x_TD.device)
         for number, group in enumerate(groups):
             chosen_GQK = self._choose(q_Thd, weights_Th, number, group, step)
             chosen_TK.index_copy_(0, group.rows, chosen_GQK[:, : group.count].flatten(0, 1))
-        requests_TK = torch.from_numpy(rows.requests_T).unsqueeze(1).expand_as(chosen_TK)
+        requests_TK = rows.tensor(rows.requests_T).unsqueeze(1).expand_as(chosen_TK)
         keys_TKd = step.cache.read(compressed(self._ratio), self._source, requests_TK, chosen_TK)
-        mask_TK = torch.zeros(chosen_TK.shape).masked_fill_(chosen_TK < 0, -torch.inf)
+        mask_TK = torch.zeros(chosen_TK.shape, device=x_TD.device)
+        mask_TK.masked_fill_(chosen_TK < 0, -torch.inf)
         step.selected = Selected(keys_TKd, mask_TK.unsqueeze(1))
 
     def _choose(
@@ -120,7 +121,7 @@ class Indexer:
         narrow = self._chooses_candidates and group.most > self._top_blocks * self._block
         candidates = step.candidates.get(number) if self._narrowed else None
         if group.most <= self._top_rows and candidates is None and not narrow:
-            rows_K = torch.arange(self._top_rows)
+            rows_K = torch.arange(self._top_rows, device=q_Thd.device)
             return torch.where(rows_K < group.visible_GQ.unsqueeze(2), rows_K, -1)
         keys_GJd = self._keys(number, group, step)
         q_GQhd, weights_GQh = q_Thd[group.rows_GQ], weights_Th[group.rows_GQ]
@@ -138,7 +139,8 @@ class Indexer:
         scores_GQB = scores_GQB.scatter(2, newest_GQ1, torch.inf)
         best = top_rows(scores_GQB, self._top_blocks)
         blocks = scores_GQB.shape[2]
-        chosen_GQB = torch.zeros(*best.shape[:2], blocks + 1, dtype=torch.bool)
+        shape = (*best.shape[:2], blocks + 1)
+        chosen_GQB = torch.zeros(shape, dtype=torch.bool, device=best.device)
         chosen_GQB.scatter_(2, best.masked_fill(best < 0, blocks), True)
         return chosen_GQB[:, :, :blocks].repeat_interleave(self._block, 2)
 

@@ -37,8 +37,9 @@ class Layer:
         self._layer, self._window = layer, spec.sliding_window
         self._ratio = spec.compress_ratios[layer]
         is_cut = layer == spec.cut_layer
-        self._clipped = layer > spec.cut_layer or (is_cut and options.cut_window == "clip")
-        self._compacts = is_cut and options.truncation == "compact"
+        at_cut = options.truncation != "off" and options.cut_window == "clip"
+        self._clipped = layer > spec.cut_layer or (is_cut and at_cut)
+        self._is_cut = is_cut
         chooses = self._ratio > 0 and layer in spec.index_source_layer_ids
         self._indexer = Indexer(weights, layer, spec) if chooses else None
         is_source = layer in spec.kv_source_layer_ids
@@ -55,17 +56,17 @@ class Layer:
         )
 
     def __call__(self, residual: Residual, step: Step) -> Residual:
-        """The compressor must see every row before those below their request's clip leave."""
+        """The compressor must see every row before those that do not go on leave."""
         attention = self._block.attention
         opened = self._block.open(residual)
         if self._compressor:
             self._compressor(opened.x_TD, step.rows, step.cache)
-        leaving = self._compacts and len(step.rows.above_clip) < step.rows.count
+        leaving = self._is_cut and len(step.going_on) < step.rows.count
         if leaving and self._clipped:
-            opened = opened.select(step.drop_below_clip())
+            opened = opened.select(step.drop_others())
         low_TL, window_TWd, mask_T1W = self._look_back(opened.x_TD, step)
         if leaving and not self._clipped:
-            index_T = step.drop_below_clip()
+            index_T = step.drop_others()
             opened = opened.select(index_T)
             low_TL, window_TWd, mask_T1W = low_TL[index_T], window_TWd[index_T], mask_T1W[index_T]
         if not step.rows.count:

@@ -13,7 +13,7 @@ from model.weight_source import WeightSource
 class RMSNorm:
     def __init__(self, weights: WeightSource, name: str, spec: ModelSpec) -> None:
         self._weight_D = weights[f"{name}.weight"]
-        self._eps = torch.tensor(spec.rms_norm_eps)
+        self._eps = torch.tensor(spec.rms_norm_eps, device=self._weight_D.device)
 
     def __call__(self, x_D: Tensor) -> Tensor:
         """Over the last dimension."""

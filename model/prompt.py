@@ -34,7 +34,7 @@ def run_prompt(
     of image features (default: those of the image id). Raises ValueError for what cannot be.
     """
     sizes = list(chunks or [len(ids)])
-    _check(model.spec.vocab_size, ids, sizes, keep, images)
+    check_prompt(model.spec.vocab_size, ids, sizes, keep=keep, images=images)
     first_kept = 0 if keep is None else max(0, len(ids) - keep)
     parts, start = [], 0
     for number, size in enumerate(sizes, 1):
@@ -52,13 +52,15 @@ def run_prompt(
     return torch.cat(parts)
 
 
-def _check(
+def check_prompt(
     vocab_size: int,
     ids: Sequence[int],
     sizes: Sequence[int],
-    keep: int | None,
-    images: frozenset[int] | None,
+    *,
+    keep: int | None = None,
+    images: frozenset[int] | None = None,
 ) -> None:
+    """Raises ValueError for what run_prompt cannot run; needs no weights."""
     if not ids:
         raise ValueError("a prompt needs at least one id")
     if wrong := sorted({token for token in ids if not 0 <= token < vocab_size}):

@@ -2,7 +2,8 @@
 
 Rows are padded to a multiple that keeps CPU ops row-invariant (kernels/op.py); padding rows see
 no key, are never written and never leave the forward. Geometry is worked out on the host, in
-NumPy: it is small, and a NumPy call costs a fifth of a torch call. Knows no layer and no weight.
+NumPy: it is small, and a NumPy call costs a fifth of a torch call. What the forward needs of it
+goes to the device of the weights. Knows no layer and no weight.
 """
 
 from __future__ import annotations
@@ -43,12 +44,20 @@ class Rows:
     starts_R: Ints
     counts_R: Ints
     clips_R: Ints
+    floors_R: Ints  # no row below this position has window rows here: it has left this forward
     frequencies: Mapping[bool, Tensor]  # [P] float64; of layers with compressed rows, or without
     rollback: int  # positions that may be taken back after this forward
+    device: torch.device  # of the weights; the fields above are on the host
     plans: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(cls, batch: ForwardBatch, frequencies: Mapping[bool, Tensor], rollback: int) -> Rows:
+    def of(
+        cls,
+        batch: ForwardBatch,
+        frequencies: Mapping[bool, Tensor],
+        rollback: int,
+        device: torch.device,
+    ) -> Rows:
         return cls(
             batch.num_rows,
             pad_rows(batch.positions_T.numpy()),
@@ -57,9 +66,15 @@ class Rows:
             batch.starts_R.numpy(),
             batch.counts_R.numpy(),
             batch.window_starts_R.numpy(),
+            np.zeros_like(batch.starts_R.numpy()),
             frequencies,
             rollback,
+            device,
         )
+
+    def tensor(self, values: npt.NDArray[Any]) -> Tensor:
+        """Geometry for the forward, on its device."""
+        return torch.from_numpy(values).to(self.device)
 
     def plan(self, make: Callable[Concatenate[Rows, A], X], *args: A.args, **kwargs: A.kwargs) -> X:
         """make(self, ...), once a forward: many layers need the same."""
@@ -75,8 +90,12 @@ class Rows:
 
     @cached_property
     def _turns(self) -> dict[bool, Tensor]:
-        positions_T = torch.from_numpy(self.positions_T)
-        return {key: rotations(positions_T, f) for key, f in self.frequencies.items()}
+        return {ratio: self.turns_of(self.positions_T, ratio) for ratio in self.frequencies}
+
+    def turns_of(self, positions_N: Ints, has_rows: bool) -> Tensor:
+        """Rotations of any positions, complex [N, 1, P]; angles are made on the host."""
+        turns_N1P = rotations(torch.from_numpy(positions_N), self.frequencies[has_rows])
+        return turns_N1P.to(self.device)
 
     @cached_property
     def first_R(self) -> Ints:
@@ -86,7 +105,7 @@ class Rows:
     @cached_property
     def image_rows(self) -> Tensor | None:
         """bool [T], where there is any image."""
-        return torch.from_numpy(self.images_T) if self.images_T.any() else None
+        return self.tensor(self.images_T) if self.images_T.any() else None
 
     @cached_property
     def any_clip(self) -> bool:
@@ -99,33 +118,40 @@ class Rows:
         above = self.positions_T[:count] >= self.clips_R[self.requests_T[:count]]
         return above.nonzero()[0]
 
+    def last(self, counts_R: Ints) -> Ints:
+        """The last so many rows of each request, or all that it has."""
+        first_R = self.starts_R + self.counts_R - counts_R
+        count = self.count
+        return (self.positions_T[:count] >= first_R[self.requests_T[:count]]).nonzero()[0]
+
     def newest(self, window: int, clipped: bool) -> Ints:
         """Rows that stay within a window after this forward, with room for a draft to be taken
         back; if clipped, none below the clip.
         """
-        first_R = self.starts_R + self.counts_R - window - self.rollback
+        counts_R = np.full_like(self.counts_R, window + self.rollback)
         if clipped:
-            first_R = np.maximum(first_R, self.clips_R)
-        count = self.count
-        return (self.positions_T[:count] >= first_R[self.requests_T[:count]]).nonzero()[0]
+            counts_R = np.minimum(counts_R, self.starts_R + self.counts_R - self.clips_R)
+        return self.last(counts_R)
 
     def select(self, index: Ints) -> tuple[Rows, Tensor]:
         """Rows `index`, which are the last ones of each request, and `index` padded."""
         index_T = pad_rows(index)
         if len(index) == self.count:
-            return self, torch.from_numpy(index_T)
+            return self, self.tensor(index_T)
         counts_R = np.bincount(self.requests_T[index], minlength=len(self.counts_R))
+        starts_R = self.starts_R + self.counts_R - counts_R
         rows = replace(
             self,
             count=len(index),
             positions_T=self.positions_T[index_T],
             requests_T=self.requests_T[index_T],
             images_T=self.images_T[index_T],
-            starts_R=self.starts_R + self.counts_R - counts_R,
+            starts_R=starts_R,
             counts_R=counts_R,
+            floors_R=np.where(counts_R < self.counts_R, starts_R, self.floors_R),
             plans={},
         )
-        return rows, torch.from_numpy(index_T)
+        return rows, self.tensor(index_T)
 
 
 def pad_rows(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from model.cache import Cache
-from model.rows import Rows
+from model.rows import Ints, Rows
 
 # T = padded rows, K = selected compressed rows of a row, d = head size
 
@@ -23,7 +22,7 @@ class Selected(NamedTuple):
 
 @dataclass
 class Step:
-    """`rows` shrink at the cut layer when a prefill is truncated.
+    """`rows` shrink at the cut layer to `going_on`, those of the batch that later layers need.
 
     `candidates` are by the index of a group of requests (indexer.py): where a later index source
     may look, None for everywhere. `index_keys` are by KV source and group.
@@ -31,17 +30,18 @@ class Step:
 
     rows: Rows
     cache: Cache
+    going_on: Ints
     selected: Selected | None = None
     candidates: dict[int, Tensor] = field(default_factory=dict)
     index_keys: dict[tuple[int, int], Tensor] = field(default_factory=dict)
-    kept: Tensor | None = None  # which rows of the batch are left, if some have been dropped
+    kept: Ints | None = None  # which rows of the batch are left, if some have been dropped
 
-    def drop_below_clip(self) -> Tensor:
-        """Go on with the rows at or above their request's clip; where they were, padded [T]."""
-        self.kept = torch.from_numpy(self.rows.above_clip)
-        self.rows, index_T = self.rows.select(self.rows.above_clip)
+    def drop_others(self) -> Tensor:
+        """Leave the rows that do not go on; where the others were, padded [T]."""
+        self.kept = self.going_on
+        self.rows, index_T = self.rows.select(self.going_on)
         return index_T
 
-    def places_of(self, rows: Tensor) -> Tensor:
+    def places_of(self, rows: Ints) -> Ints:
         """Where rows of the batch, none of them dropped, are now."""
-        return rows if self.kept is None else torch.searchsorted(self.kept, rows)
+        return rows if self.kept is None else self.kept.searchsorted(rows)

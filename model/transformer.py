@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from model.layer import Layer
 from model.moe import LocalExperts, MakeExperts
 from model.norm import RMSNorm
 from model.options import ModelOptions
-from model.rows import Rows, pad_tensor
+from model.rows import Ints, Rows, pad_rows, pad_tensor
 from model.spec import ModelSpec
 from model.step import Step
 from model.weight_source import WeightSource
@@ -41,7 +42,9 @@ class Transformer:
         *,
         make_experts: MakeExperts = LocalExperts,
     ) -> None:
-        """`token_map`: Engram's compressed id of each token id; None where it is the identity.
+        """All is computed on the device that the weights are on, and in their precision.
+
+        `token_map`: Engram's compressed id of each token id, on the host; None is the identity.
 
         Raises ValueError for a config that cannot be truncated as the options ask.
         """
@@ -54,6 +57,7 @@ class Transformer:
             for has_rows in (False, True)
         }
         self._embed_VD = weights["embed.weight"]
+        self.device = self._embed_VD.device
         self._norm = RMSNorm(weights, "norm", spec)
         self._head_DV = weights["head.weight"].t().contiguous()
         self._compressed_ids = CompressedIds(spec, token_map)
@@ -82,7 +86,9 @@ class Transformer:
         chunks. Raises ValueError for window starts that the options do not allow.
         """
         self._check(batch)
-        step = Step(Rows.of(batch, self._frequencies, self.spec.dspark_block_size), cache)
+        rollback = self.spec.dspark_block_size
+        rows = Rows.of(batch, self._frequencies, rollback, self.device)
+        step = Step(rows, cache, self._going_on(rows, batch.logit_rows.numpy()))
         ngrams_TN = self._compressed_ids(pad_tensor(batch.ngrams_Tn))
         residual = Residual.of(self._embed(batch), self.spec.hc_mult)
         taps = []
@@ -91,12 +97,12 @@ class Transformer:
                 streams_TnD = engram(residual.streams_TnD, ngrams_TN, step.rows)
                 residual = residual._replace(streams_TnD=streams_TnD)
             if number in self.spec.dspark_target_layer_ids:
-                taps.append(residual.streams_TnD.mean(1))
+                taps.append(self._drafter.tap(residual.streams_TnD, step.rows))
             residual = layer(residual, step)
             if not step.rows.count:  # a chunk wholly below its window start ends at the cut
                 return residual.streams_TnD.new_zeros(0, self.spec.vocab_size)
         self._drafter.observe(torch.cat(taps, 1), step.rows, cache)
-        return self._logits(residual, step.places_of(batch.logit_rows))
+        return self._logits(residual, step, batch.logit_rows)
 
     def draft(
         self,
@@ -113,31 +119,52 @@ class Transformer:
         `choose` samples the tokens.
         """
         starts = [0] * len(lengths) if window_starts is None else window_starts
-        anchors_R, lengths_R, starts_R = map(torch.tensor, (anchors, lengths, starts))
-        return self._drafter(anchors_R, lengths_R, starts_R, cache, choose)
+        geometry = np.array(lengths), np.array(starts)
+        anchors_R = torch.tensor(anchors).to(self.device)
+        return self._drafter(anchors_R, *geometry, cache, choose)
+
+    def _going_on(self, rows: Rows, logit_rows: Ints) -> Ints:
+        """Rows that must pass the cut layer: after it a row reaches others through windows only.
+
+        One layer's newest window rows need as many of the layer before, and W - 1 more for each
+        layer in between; logits need W - 1 more a layer too. Nothing else of a row is kept.
+        """
+        if self.options.truncation == "mask":
+            return np.arange(rows.count)
+        if self.options.truncation == "compact":
+            return rows.above_clip
+        window, layers = self.spec.sliding_window, self.spec.num_hidden_layers
+        after = layers - 1 - self.spec.cut_layer
+        first_R = rows.first_R + rows.counts_R
+        np.minimum.at(first_R, rows.requests_T[logit_rows], logit_rows)
+        for_logits_R = rows.first_R + rows.counts_R - first_R + after * (window - 1)
+        for_state = window + rows.rollback + max(after - 1, 0) * (window - 1)
+        return rows.last(np.maximum(for_logits_R, for_state))
 
     def _embed(self, batch: ForwardBatch) -> Tensor:
-        hidden_TD = self._embed_VD[pad_tensor(batch.token_ids_T)]
-        if batch.embeddings_TD is not None:
-            given_T = batch.images_T
-            if batch.embedded_T is not None:
-                given_T = given_T & batch.embedded_T
-            hidden_TD[: batch.num_rows][given_T] = batch.embeddings_TD[given_T]
-        return hidden_TD
+        hidden_TD = self._embed_VD[pad_tensor(batch.token_ids_T).to(self.device)]
+        if batch.embeddings_TD is None:
+            return hidden_TD
+        given_T = batch.images_T.numpy()
+        if batch.embedded_T is not None:
+            given_T = given_T & batch.embedded_T.numpy()
+        rows = torch.from_numpy(given_T.nonzero()[0]).to(self.device)
+        given_TD = batch.embeddings_TD.to(hidden_TD)
+        return hidden_TD.index_copy(0, rows, given_TD.index_select(0, rows))
 
-    def _logits(self, residual: Residual, rows: Tensor) -> Tensor:
-        index = pad_tensor(rows)
+    def _logits(self, residual: Residual, step: Step, rows: Tensor) -> Tensor:
+        index = step.rows.tensor(pad_rows(step.places_of(rows.numpy())))
         wanted = Residual(residual.streams_TnD[index], residual.pre_Tn[index])
         return (self._norm(wanted.read()) @ self._head_DV)[: len(rows)]
 
     def _check(self, batch: ForwardBatch) -> None:
-        starts_R = batch.window_starts_R
-        if not bool(starts_R.any()):
+        starts_R = batch.window_starts_R.numpy()
+        if not starts_R.any():
             return
         if self.options.truncation == "off":
             raise ValueError("the batch has window starts, but prefill truncation is off")
-        rows = batch.logit_rows
-        if bool((batch.positions_T[rows] < starts_R[batch.requests_T[rows]]).any()):
+        rows = batch.logit_rows.numpy()
+        if (batch.positions_T.numpy()[rows] < starts_R[batch.requests_T.numpy()[rows]]).any():
             raise ValueError("logits are wanted of rows below their request's window start")
 
 

@@ -13,5 +13,5 @@ class WeightSource(Protocol):
     def __getitem__(self, name: str, /) -> Tensor: ...
 
     def table_rows(self, name: str, rows: Tensor, /) -> Tensor:
-        """Rows [...] of an Engram table, [..., dim]."""
+        """Rows [...] of an Engram table, [..., dim], on any device; `rows` are on the host."""
         ...

@@ -40,7 +40,8 @@ class Window:
     def of(cls, rows: Rows, size: int, clipped: bool) -> Window:
         """What rows see of their chunks and before; if clipped, nothing below their clip."""
         history, requests = size - 1, len(rows.starts_R)
-        floor_R1 = (rows.clips_R if clipped else np.zeros_like(rows.clips_R))[:, None]
+        floor_R = np.maximum(rows.floors_R, rows.clips_R) if clipped else rows.floors_R
+        floor_R1 = floor_R[:, None]
         history_rows_Rh = rows.starts_R[:, None] + np.arange(-history, 0)
         history_rows_Rh[history_rows_Rh < floor_R1] = -1
         history_requests_Rh = np.repeat(np.arange(requests)[:, None], history, 1)
@@ -59,14 +60,14 @@ class Window:
         mask_TW = np.where(hidden_TW, -np.inf, 0.0)
         newest = rows.newest(size, clipped)
         return cls(
-            torch.from_numpy(history_requests_Rh),
-            torch.from_numpy(history_rows_Rh),
-            torch.from_numpy(index_TW.ravel()),
-            torch.from_numpy(mask_TW).to(torch.get_default_dtype()).unsqueeze(1),
+            rows.tensor(history_requests_Rh),
+            rows.tensor(history_rows_Rh),
+            rows.tensor(index_TW.ravel()),
+            rows.tensor(mask_TW).to(torch.get_default_dtype()).unsqueeze(1),
             rows.count,
-            torch.from_numpy(newest),
-            torch.from_numpy(rows.requests_T[newest]),
-            torch.from_numpy(rows.positions_T[newest]),
+            rows.tensor(newest),
+            rows.tensor(rows.requests_T[newest]),
+            rows.tensor(rows.positions_T[newest]),
         )
 
     def exchange(
@@ -83,6 +84,8 @@ class Window:
         size = rounded_Td.shape[1]
         pool = torch.cat([history_Rhd.view(-1, size), rounded_Td])
         shape = (self.mask_T1W.shape[0], self.mask_T1W.shape[2], size)
-        if history_Rhd.shape[0] == 1:  # windows of neighbours overlap in memory: nothing is copied
-            return pool.as_strided(shape, (size, size, 1))
+        if (
+            len(history_Rhd) == 1 and shape[0]
+        ):  # windows of neighbours overlap in memory: nothing is copied
+            return pool.unfold(0, shape[1], 1).transpose(1, 2)
         return pool.index_select(0, self.index).view(shape)

@@ -61,10 +61,13 @@ def _activation(gate_up_SG: Tensor, limit: float, share_S1: Tensor | None, fp8: 
 
 def _grouped_product(x_SI: Tensor, weights_EIO: Tensor, places: _Places) -> Tensor:
     """Rows of each expert times its matrix, [S, O]."""
+    if not x_SI.is_cpu:
+        return torch.bmm(x_SI.view(len(weights_EIO), -1, x_SI.shape[1]), weights_EIO).flatten(0, 1)
     parts = torch.split_with_sizes(x_SI, places.sizes)
     if torch.is_grad_enabled():
+        matrices = weights_EIO.unbind()
         pairs = zip(parts, places.experts, strict=True)
-        return torch.cat([x @ weights_EIO[expert] for x, expert in pairs])
+        return torch.cat([x @ matrices[expert] for x, expert in pairs])
     out_SO = x_SI.new_empty(x_SI.shape[0], weights_EIO.shape[2])
     outs = torch.split_with_sizes(out_SO, places.sizes)
     for expert, x, out in zip(places.experts, parts, outs, strict=True):
@@ -86,6 +89,8 @@ class _Places(NamedTuple):
 
     @classmethod
     def of(cls, experts_TA: Tensor, experts: int, count: int) -> _Places:
+        if not experts_TA.is_cpu:
+            return cls._even(experts_TA, experts, count)
         chosen = experts_TA.numpy()[:count].ravel()
         counts = np.bincount(chosen, minlength=experts)
         rooms = -(-counts // ROW_MULTIPLE) * ROW_MULTIPLE
@@ -105,3 +110,29 @@ class _Places(NamedTuple):
             torch.from_numpy(assignment // experts_TA.shape[1]),
             torch.from_numpy(place),
         )
+
+    @classmethod
+    def _even(cls, experts_TA: Tensor, experts: int, count: int) -> _Places:
+        """Equally many places for each expert, for devices where few large products pay."""
+        device, slots = experts_TA.device, experts_TA.shape[1]
+        chosen = experts_TA[:count].flatten()
+        counts_E = torch.zeros(experts, dtype=torch.int64, device=device)
+        counts_E.index_add_(0, chosen, torch.ones_like(chosen))
+        room = most(counts_E)
+        by_expert = chosen.argsort(stable=True)
+        before_E = counts_E.cumsum(0) - counts_E
+        owner = chosen.index_select(0, by_expert)
+        places = torch.arange(len(chosen), device=device) + (
+            owner * room - before_E.index_select(0, owner)
+        )
+        assignment = torch.zeros(experts * room, dtype=torch.int64, device=device)
+        assignment.index_copy_(0, places, by_expert)
+        place = torch.zeros(experts_TA.numel(), dtype=torch.int64, device=device)
+        place.index_copy_(0, by_expert, places)
+        everyone = list(range(experts))
+        return cls(everyone, [room] * experts, assignment, assignment // slots, place)
+
+
+def most(counts_E: Tensor) -> int:
+    """The largest; on a device the one thing in a forward that the host waits for."""
+    return int(counts_E.max())

@@ -24,24 +24,29 @@ def _top_rows(scores_J: Tensor, count: int) -> Tensor:
 
 
 def _top_rows_numpy(scores_J: Tensor, count: int) -> Tensor:
-    """Partitions what makes every entry different: the score and, below it, the row number."""
+    """Finds the score of the last row chosen; rows above it and the first ones equal to it."""
     scores = scores_J.numpy() + np.float32(0)  # makes -0.0 equal to 0.0
     rows = scores.shape[-1]
     kept = min(count, rows)
-    bits = scores.view(np.int32)
-    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
-    keys = order.astype(np.int64)
-    keys <<= 32
-    keys -= np.arange(rows)
-    if kept < rows:
-        found = np.argpartition(keys, rows - kept, axis=-1)[..., rows - kept :]
-    else:
-        found = np.broadcast_to(np.arange(rows), scores.shape)
-    chosen = np.where(np.take_along_axis(scores, found, -1) > -np.inf, found, rows)
-    chosen.sort(axis=-1)
-    result = np.full((*scores.shape[:-1], count), -1)
-    result[..., :kept] = np.where(chosen == rows, -1, chosen)
-    return torch.from_numpy(result)
+    least = np.partition(scores, rows - kept, axis=-1)[..., rows - kept, None]
+    chosen = scores > least
+    equal = scores == least
+    if np.count_nonzero(chosen) + np.count_nonzero(equal) > least.size * kept:
+        room = kept - chosen.sum(-1, keepdims=True, dtype=np.int32)
+        equal &= equal.cumsum(-1, dtype=np.int32) <= room
+    chosen |= equal
+    places = np.flatnonzero(chosen)
+    best = places % rows
+    some_absent = least.min() == -np.inf
+    if some_absent:
+        best[scores.reshape(-1)[places] == -np.inf] = rows
+    best = best.reshape(*scores.shape[:-1], kept)
+    if some_absent:
+        best.sort(-1)
+        best[best == rows] = -1
+    if kept < count:
+        best = np.pad(best, [(0, 0)] * (best.ndim - 1) + [(0, count - kept)], constant_values=-1)
+    return torch.from_numpy(best)
 
 
 top_rows = Op("top_rows", _top_rows, cpu=_top_rows_numpy)

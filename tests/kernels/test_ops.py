@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.ops.compress import compress
 from kernels.ops.engram import engram_gates
-from kernels.ops.expert_mlp import expert_mlp, gated_mlp
+from kernels.ops.expert_mlp import _Places, expert_mlp, gated_mlp
 from kernels.ops.hyper_connection import _mixes_numpy, collapse, mixes, spread
 from kernels.ops.index_score import index_score
 from kernels.ops.rms_norm import rms_norm
@@ -132,6 +132,18 @@ def test_experts_are_summed_row_by_row() -> None:
             for e, share in zip(experts[row].tolist(), shares[row], strict=True)
         )
         assert close(found[row : row + 1], wanted, 1e-3)
+
+
+def test_on_a_device_each_expert_has_as_many_places_and_each_row_its_own() -> None:
+    experts = torch.randint(0, 5, (40, 3))
+    places = _Places._even(experts, 5, 37)
+    room = int(experts[:37].flatten().bincount().max())
+    assert places.sizes == [room] * 5
+    found = places.place.view(40, 3)[:37]
+    assert torch.equal(found // room, experts[:37])
+    assert torch.equal(places.row_S[found], torch.arange(37).unsqueeze(1).expand(37, 3))
+    assert torch.equal(places.assignment_S[found].flatten(), torch.arange(37 * 3))
+    assert len(set(found.flatten().tolist())) == found.numel()
 
 
 def test_rounded_inputs_make_the_place_of_the_share_matter() -> None:

@@ -82,6 +82,7 @@ def test_a_random_checkpoint_is_a_whole_model_folder(folder: Path, tmp_path: Pat
         (["random-checkpoint", "{folder}", "{tmp}/x", "--shards", "0"], "--shards is at least 1"),
         (["build-tokenizer", "{tmp}/x", "--source", "{tmp}/bad.json"], "is not V4's"),
         (["logits", "{tiny}", "--ids", "1", "--out", "{tmp}/x.npz"], "holds no *.safetensors"),
+        (["logits", "{tiny}", "--ids", "1,2048", "--out", "{tmp}/x.npz"], "ids go from 0 to 2047"),
         (["draft", "{folder}", "--ids", ""], "a prompt needs at least one id"),
         (["draft", "{folder}", "--ids", "1,256"], "ids go from 0 to 255; found [256]"),
         (["draft", "{folder}", "--ids", "1,2", "--chunks", "1"], "chunks [1] do not add up to"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,7 +63,7 @@ def a_compressed_row_stands_at_its_last_position(patch: pytest.MonkeyPatch) -> N
         groups = right(rows, ratio)
         positions_T = torch.from_numpy(rows.positions_T)
         turns = rotations(positions_T[groups.last_N], rows.frequencies[True])
-        return Groups(groups.count, groups.numbers, groups.requests, groups.last_N, turns)
+        return replace(groups, turns_N1P=turns)
 
     patch.setattr(Groups, "of", wrong)
 
@@ -179,4 +180,8 @@ def the_cut_layer_is_clipped_where_it_should_see_all(patch: pytest.MonkeyPatch) 
 @trap("compact")
 def later_layers_see_below_the_window_start(patch: pytest.MonkeyPatch) -> None:
     right = Window.of
-    patch.setattr(Window, "of", lambda rows, size, clipped: right(rows, size, False))
+
+    def wrong(rows: Rows, size: int, clipped: bool) -> Window:
+        return right(replace(rows, floors_R=0 * rows.floors_R), size, False)
+
+    patch.setattr(Window, "of", wrong)

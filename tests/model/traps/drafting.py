@@ -14,7 +14,7 @@ from model.attention import Attention
 from model.block import Block, Residual
 from model.drafter import Drafter, Drafts
 from model.moe import MixtureOfExperts
-from model.rows import Rows
+from model.rows import Ints, Rows
 from tests.model.cases import BY_NAME
 from tests.model.running import build, float64
 from tests.model.traps.registry import trap
@@ -49,7 +49,7 @@ def the_context_passes_the_attention_norm(patch: pytest.MonkeyPatch) -> None:
 def the_anchor_stands_one_position_early(patch: pytest.MonkeyPatch) -> None:
     right = Drafter.__call__
 
-    def wrong(self: Drafter, anchors: Tensor, lengths: Tensor, *rest: Any) -> Drafts:
+    def wrong(self: Drafter, anchors: Tensor, lengths: Ints, *rest: Any) -> Drafts:
         return right(self, anchors, lengths - 1, *rest)
 
     patch.setattr(Drafter, "__call__", wrong)
@@ -86,11 +86,12 @@ def taps_are_taken_after_their_layers(patch: pytest.MonkeyPatch) -> None:
 
     def remember(self: Block, *arguments: Any) -> Residual:
         residual = close(self, *arguments)
-        after.append(residual.streams_TnD.mean(1))
+        after.append(residual.streams_TnD)
         return residual
 
     def wrong(self: Drafter, taps: Tensor, rows: Rows, cache: Any) -> None:
-        observe(self, torch.cat(after[-len(SPEC.dspark_target_layer_ids) :], 1), rows, cache)
+        late = after[-len(SPEC.dspark_target_layer_ids) :]
+        observe(self, torch.cat([self.tap(streams, rows) for streams in late], 1), rows, cache)
 
     patch.setattr(Block, "close", remember)
     patch.setattr(Drafter, "observe", wrong)
