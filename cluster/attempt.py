@@ -45,6 +45,7 @@ from cluster.messages import (
     Reserved,
     Routed,
     Started,
+    Stop,
     Tokens,
     WireMessage,
 )
@@ -86,34 +87,49 @@ class Attempt:
         async with self._legs:
             await self._dispatch()
             while True:
-                match await self._next():
-                    case Said(leg, Tokens() as tokens):
-                        for delta in self._in_order(leg, tokens):
-                            yield delta
-                            if delta.finish is not None:
-                                return
-                    case Said(leg, PromptLogprobs() as scored):
-                        for delta in self._scored(leg, scored):
-                            yield delta
-                    case Said(leg, Failed() as failed):
-                        error = revive(failed.error, failed.message, failed.retry_after_s)
-                        self._on_loss(leg, error)
-                    case Said(_, PushFailed() as failed):
-                        await self._on_push_failed(failed)
-                    case Said(leg, message):
-                        self._on_message(leg, message)
-                    case Found(leg, reserved):
-                        await self._push_to(leg, reserved)
-                    case Left(leg, lost):
-                        self._on_left(leg, lost)
-                    case NotFound(error):
-                        raise error
+                for delta in await self._hear(await self._next()):
+                    try:
+                        yield delta
+                    except GeneratorExit:
+                        await self._tell_stop()
+                        raise
+                    if delta.finish is not None:
+                        return
+
+    async def _hear(self, event: LegEvent) -> list[Delta]:
+        """What is new for the reader. Raises what ends the attempt."""
+        match event:
+            case Said(leg, Tokens() as tokens):
+                return self._in_order(leg, tokens)
+            case Said(leg, PromptLogprobs() as scored):
+                return self._scored(leg, scored)
+            case Said(leg, Failed() as failed):
+                self._on_loss(leg, revive(failed.error, failed.message, failed.retry_after_s))
+            case Said(_, PushFailed() as failed):
+                await self._on_push_failed(failed)
+            case Said(leg, message):
+                self._on_message(leg, message)
+            case Found(leg, reserved):
+                await self._push_to(leg, reserved)
+            case Left(leg, lost):
+                self._on_left(leg, lost)
+            case NotFound(error):
+                raise error
+        return []
+
+    async def _tell_stop(self) -> None:
+        """If the reader has left because he found the end; closing the legs tells the rest."""
+        index, decode = self._journey.stopped_at, self._decode
+        if index is not None and decode is not None:
+            with suppress(ClusterError):  # then it has ended by itself
+                await decode.stream.send(Stop(index=index))
 
     async def _dispatch(self) -> None:
         attempt, prefill, decode = self._journey.attempt, self._route.prefill, self._route.decode
         if prefill is None:
             self._decode = await self._open(
-                decode, Generate(request=self._request, attempt=attempt)
+                decode,
+                Generate(request=self._request, attempt=attempt, whole=self._journey.whole),
             )
             self._journey.advance(SentToDecode(decode))
         else:
@@ -125,9 +141,13 @@ class Attempt:
     async def _open(self, endpoint: Endpoint, first: WireMessage) -> Leg:
         try:
             return await self._legs.open(endpoint, first)
-        except WorkerLost:
-            self._journey.avoid(endpoint)
+        except WorkerLost as lost:
+            self._avoid(endpoint, str(lost))
             raise
+
+    def _avoid(self, endpoint: Endpoint, why: str) -> None:
+        self._journey.avoid(endpoint)
+        self._routes.suspect(endpoint, why)
 
     async def _next(self) -> LegEvent:
         """The last guard: a rank that lives but says nothing for step_timeout_s is lost to us."""
@@ -138,7 +158,7 @@ class Attempt:
         except TimeoutError:
             silent = self._needed()
             for endpoint in silent:
-                self._journey.avoid(endpoint)
+                self._avoid(endpoint, f"it said nothing to a request for {limit_s:g} s")
             names = " and ".join(endpoint.name for endpoint in silent)
             raise WorkerLost(f"{names} said nothing for {limit_s:g} s") from None
 
@@ -212,7 +232,7 @@ class Attempt:
 
     def _on_left(self, leg: Leg, lost: ClusterError | None) -> None:
         if isinstance(lost, WorkerLost):
-            self._journey.avoid(leg.endpoint)
+            self._avoid(leg.endpoint, str(lost))
         name = leg.endpoint.name
         self._on_loss(leg, lost or WorkerLost(f"{name} left before the answer was complete"))
 
@@ -238,6 +258,7 @@ class Attempt:
         if leg is None or not isinstance(state, Pushing) or state.reservation != failed.reservation:
             return  # that place is lost already, or has all of it nevertheless
         await leg.stream.close()
+        self._routes.suspect(leg.endpoint, failed.why)
         self._replace(leg, WorkerLost(failed.why), last=leg.endpoint)
 
     def _replace(self, leg: Leg, error: ClusterError, last: Endpoint | None = None) -> None:
@@ -252,13 +273,17 @@ class Attempt:
     # ------------------------------------------------------------ a place to decode
 
     def _seek(self, decode: Endpoint | None, last: Endpoint | None = None) -> None:
-        """Ask `decode` first, `last` only when nobody else has room."""
+        """Ask `decode` first, `last` only when nobody else has room.
+
+        A preempted request is not refused but waits in turn, so its patience is that for silence.
+        """
+        settings, whole = self._settings, self._journey.whole
         search = PlaceSearch(
             self._journey,
             self._request,
             self._peers,
             self._routes,
-            self._settings.reserve_timeout_s,
+            settings.step_timeout_s if whole else settings.reserve_timeout_s,
             last=last,
         )
         self._legs.search(partial(search.find, decode))

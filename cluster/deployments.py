@@ -1,14 +1,15 @@
-"""The Serve deployments of one application, except the HTTP one.
+"""The Serve deployment of a pool: each replica is one group of ranks.
 
-A replica of `Group` is one group of ranks: placement group bundle 0 holds this head, each further
-bundle one rank. Serve places, shows, scales, health-checks and replaces groups; the head starts
-the ranks and tells Serve the truth about them. Knows nothing of requests.
+Of its placement group bundle 0 holds this head, each further bundle one rank. Serve places,
+shows, scales, health-checks and replaces groups; the head starts the ranks and tells Serve the
+truth about them. Knows nothing of requests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from contextlib import suppress
 from typing import Any
 
@@ -18,46 +19,54 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util import get_current_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from cluster.config import ClusterConfig, PoolSection
+from cluster.autoscale import measure
+from cluster.config import ClusterConfig, LifeSection, PoolSection, parse_config
 from cluster.errors import StartupError, WorkerLost
-from cluster.messages import Address, Role
-from cluster.rank_actor import RankActor, actor_options, on_this_node
-from cluster.ray_services import ApplicationKeys, RouterRecord
-from cluster.router import Router
+from cluster.guard import Guard
+from cluster.live_settings import Json, take_over
+from cluster.log import log_as
+from cluster.messages import Role
+from cluster.processes import Family, born, send
+from cluster.rank_actor import RankActor, actor_options
+from cluster.ray_services import ApplicationKeys
+from cluster.wire import Identity, new_incarnation
 
 logger = logging.getLogger(__name__)
 
 STOP_MARGIN_S = 5.0  # for a rank to hand back its streams and end; less than Serve grants us
-LEADER_CHECK_S = 1.0  # how often a standby router looks whether the leader still listens
 
 
 class Group:
     """Head of one group. Ranks live and die together: the first death ends the others at once."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, role: Role, config: ClusterConfig
-    ) -> None:
-        self._config = config
+    def __init__(self, role: Role) -> None:
+        self._role = role
+        self._config: ClusterConfig | None = None
         self._actors: dict[str, Any] = {}
+        self._incarnations: dict[str, str] = {}  # names of ranks by this life of theirs
+        self._processes: Family = {}  # of its ranks, those on this node
         self._watching: list[asyncio.Task[None]] = []
         self._failure: str | None = None
         self._leaving = False
         # Serve's tag, not its rank: ranks are dealt anew while their first owner still lives.
         self._name = f"{role}-{serve.get_replica_context().replica_tag}"
-        pool = config.prefill if role == "prefill" else config.decode
-        for index in range(pool.ranks):
-            name = f"{self._name}/{index}"
-            self._actors[name] = self._place(name, index + 1, pool)
-        try:
-            await asyncio.gather(*(self._start(name) for name in self._actors))
-        except StartupError as error:
-            self._fail(str(error))
-            raise
-        self._watching = [
-            asyncio.create_task(watch(name))
-            for name in self._actors
-            for watch in (self._watch_life, self._watch_health)
-        ]
+
+    async def reconfigure(self, tree: Json) -> None:
+        """Serve's way to hand over settings: once before anything else, and at every change."""
+        wanted = parse_config(tree)
+        if self._config is None:
+            self._config = wanted
+            log_as(wanted.log)
+            await self._start_all(wanted)
+            return
+        self._config = take_over(self._config, wanted)
+        log_as(self._config.log)
+        for name, actor in self._actors.items():
+            limit_s = self._config.wire.t_detect_s
+            try:
+                await asyncio.wait_for(actor.reconfigure.remote(self._config), limit_s)
+            except (RayActorError, RayTaskError, TimeoutError) as error:  # the watchers judge it
+                logger.warning("%s keeps its settings: %s", name, error)
 
     def check_health(self) -> None:
         """Serve replaces the group as soon as this raises."""
@@ -73,7 +82,52 @@ class Group:
             await asyncio.gather(*(self._drain(name) for name in self._actors))
         self._kill_all()
 
-    def _place(self, name: str, bundle: int, pool: PoolSection) -> Any:
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What cluster/autoscale.py decides by; Serve asks while its autoscaler is on."""
+        told = await asyncio.gather(*(actor.load.remote() for actor in self._actors.values()))
+        return measure(told)
+
+    async def _start_all(self, config: ClusterConfig) -> None:
+        pool = config.prefill if self._role == "prefill" else config.decode
+        for index in range(pool.ranks):
+            name = f"{self._name}/{index}"
+            self._actors[name] = self._place(name, index + 1, pool, config)
+        try:
+            limit_s = config.life.start_timeout_s
+            await asyncio.gather(*(self._start(name, limit_s) for name in self._actors))
+        except StartupError as error:
+            self._fail(str(error))
+            raise
+        self._watching = [
+            asyncio.create_task(watch(name))
+            for name in self._actors
+            for watch in (self._watch_life, self._watch_health)
+        ]
+        self._watching.append(asyncio.create_task((await self._guard(config)).run()))
+
+    async def _guard(self, config: ClusterConfig) -> Guard:
+        """Hears from the router whom others wait for in vain."""
+        keys = ApplicationKeys(config.name)
+        secret = await asyncio.to_thread(keys.secret)
+        return Guard(
+            self._incarnations,
+            answers=self._answers,
+            kill=self._kill_suspect,
+            find_router=keys.find_router,
+            identity=Identity("head", new_incarnation(), secret),
+            wire=config.wire,
+        )
+
+    async def _answers(self, name: str) -> bool:
+        with suppress(RayActorError, RayTaskError):
+            await self._actors[name].health.remote()
+            return True
+        return False
+
+    async def _kill_suspect(self, name: str, why: str) -> None:
+        self._fail(f"{name} does not answer: {why}")
+
+    def _place(self, name: str, bundle: int, pool: PoolSection, config: ClusterConfig) -> Any:
         strategy = PlacementGroupSchedulingStrategy(
             get_current_placement_group(), placement_group_bundle_index=bundle
         )
@@ -81,17 +135,20 @@ class Group:
             ray.remote(RankActor)
             .options(
                 name=name,
-                namespace=self._config.name,
+                namespace=config.name,
                 scheduling_strategy=strategy,
-                **actor_options(pool, host=self._config.wire.host),
+                **actor_options(pool, host=config.wire.host),
             )
-            .remote(rank=pool.rank, config=self._config, name=name)
+            .remote(rank=pool.rank, config=config, name=name)
         )
 
-    async def _start(self, name: str) -> None:
-        limit_s = self._config.life.start_timeout_s
+    async def _start(self, name: str, limit_s: float) -> None:
         try:
-            await asyncio.wait_for(self._actors[name].start.remote(), limit_s)
+            endpoint = await asyncio.wait_for(self._actors[name].start.remote(), limit_s)
+            self._incarnations[endpoint.incarnation] = name
+            node, pid = await self._actors[name].process.remote()
+            if node == ray.get_runtime_context().get_node_id() and (birth := born(pid)):
+                self._processes[pid] = birth
         except TimeoutError as error:
             raise StartupError(f"{name} did not start within {limit_s} s") from error
         except RayTaskError as error:
@@ -108,8 +165,8 @@ class Group:
         self._fail(f"{name} died")
 
     async def _watch_health(self, name: str) -> None:
-        life = self._config.life
         while True:
+            life = self._life
             await asyncio.sleep(life.health_period_s)
             try:
                 health = await asyncio.wait_for(
@@ -129,14 +186,20 @@ class Group:
                     f"{health.stuck_s:.0f} s"
                 )
 
+    @property
+    def _life(self) -> LifeSection:
+        assert self._config is not None
+        return self._config.life
+
     def _fail(self, why: str) -> None:
         if self._failure is None and not self._leaving:
             logger.error("group %s failed: %s", self._name, why)
             self._failure = why
             self._kill_all()
+            send(self._processes, signal.SIGKILL)  # Ray lets a stopped one live for 5 s more
 
     async def _drain(self, name: str) -> None:
-        limit_s = self._config.life.drain_timeout_s
+        limit_s = self._life.drain_timeout_s
         actor = self._actors[name]
         try:
             await asyncio.wait_for(actor.drain.remote(limit_s), limit_s + STOP_MARGIN_S / 2)
@@ -147,46 +210,3 @@ class Group:
     def _kill_all(self) -> None:
         for actor in self._actors.values():
             ray.kill(actor, no_restart=True)
-
-
-class RouterDeployment:
-    """Holds the router and sees to it that the newest living one is the one that others find."""
-
-    async def __init__(self, config: ClusterConfig) -> None:  # type: ignore[misc]
-        self._keys = ApplicationKeys(config.name)
-        self._connect_timeout_s = config.wire.connect_timeout_s
-        self._router = Router(on_this_node(config), await asyncio.to_thread(self._keys.secret))
-        address = await self._router.start()
-        self._own = RouterRecord(incarnation=self._router.incarnation, address=address)
-        await asyncio.to_thread(self._keys.publish_router, self._own)
-        self._standing_by = asyncio.create_task(self._stand_by())
-
-    def check_health(self) -> None:
-        if self._standing_by.done():
-            self._standing_by.result()
-
-    async def __del__(self) -> None:
-        if hasattr(self, "_standing_by"):
-            self._standing_by.cancel()
-            await asyncio.to_thread(self._keys.withdraw_router, self._own.incarnation)
-            await self._router.stop()
-
-    async def _stand_by(self) -> None:
-        """Whoever starts last leads. Where the leader has gone, any other takes its place."""
-        while True:
-            await asyncio.sleep(LEADER_CHECK_S)
-            leader = await asyncio.to_thread(self._keys.router)
-            if leader == self._own:
-                continue
-            if leader is None or not await self._listens(leader.address):
-                await asyncio.to_thread(self._keys.publish_router, self._own)
-
-    async def _listens(self, address: Address) -> bool:
-        try:
-            _, writer = await asyncio.wait_for(
-                asyncio.open_connection(address.host, address.port), self._connect_timeout_s
-            )
-        except (OSError, TimeoutError):
-            return False
-        writer.close()
-        return True

@@ -11,6 +11,7 @@
       WorkerLost            502  a process died or stopped answering; retried
       TransferError         502  request state did not arrive; retried
       Rejected              502  arrived state did not match its digest; retried
+      Preempted             503  its memory was needed for an older one; retried, free of charge
       ProtocolError         500  a peer said something that cannot be
       StartupError          500  a process or launch cannot start as configured
 
@@ -75,6 +76,11 @@ class TransferError(ClusterError):
 
 class Rejected(ClusterError):
     status = 502
+    retryable = True
+
+
+class Preempted(ClusterError):
+    status = 503
     retryable = True
 
 

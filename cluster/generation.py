@@ -2,6 +2,14 @@
 
     async for delta in caller.generate(request): ...
 
+or, if the reader finds the end himself, for instance a stop string:
+
+    async with aclosing(caller.generate(request)) as answer:
+        async for delta in answer:
+            if enough(delta):
+                await answer.stop(index)
+                break
+
 Prefill ranks never talk to the router and never choose a decode rank; only the caller does, and
 only the caller tries again. There is one idea of recovery: prefill again from what was emitted.
 Knows nothing of text, HTTP or Ray.
@@ -14,9 +22,18 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from cluster.answer import Answer
 from cluster.attempt import Attempt
 from cluster.config import ClusterConfig
-from cluster.errors import Draining, NoRoom, Rejected, TransferError, Unavailable, WorkerLost
+from cluster.errors import (
+    Draining,
+    NoRoom,
+    Preempted,
+    Rejected,
+    TransferError,
+    Unavailable,
+    WorkerLost,
+)
 from cluster.journey import Journey
 from cluster.limits import check_request
 from cluster.messages import Member, Request, Route, Routed
@@ -26,7 +43,10 @@ from cluster.timeline import Timeline
 from cluster.token_order import Delta
 from cluster.wire import Identity, Peers, new_incarnation
 
-__all__ = ["Caller", "Delta", "Timeline"]
+__all__ = ["Answer", "Caller", "Delta", "Timeline"]
+
+LOSSES = (WorkerLost, TransferError, Rejected, Draining, NoRoom, Preempted)
+"""What an attempt can end with so that another one may follow."""
 
 logger = logging.getLogger(__name__)
 
@@ -40,17 +60,36 @@ class Caller:
         self._peers = Peers(identity, config.wire)
         self._routes = Routes(find_router, identity, config)
 
-    async def generate(
+    def generate(
         self, request: Request, timeline: Timeline | None = None, *, colocated: bool = False
-    ) -> AsyncGenerator[Delta, None]:
+    ) -> Answer:
         """Prefill, hand over, decode; on a lost worker, prefill again from what was emitted.
 
         Yields tokens in order of index, each once, the last of them with `finish`. Raises one
         ClusterError, once, when the request cannot go on. Leaving it cancels everywhere at once.
         `colocated`: a decode rank shall do it all, without a handoff.
         """
+        journey = Journey(request, timeline or Timeline(), self._config)
+        return Answer(self._generate(journey, colocated), journey.stop)
+
+    def members(self) -> tuple[Member, ...]:
+        """Ranks that the router heard of within the detection time, draining ones included."""
+        return self._routes.members()
+
+    def reconfigure(self, config: ClusterConfig) -> None:
+        """Patience and retries of requests that come from now on; connections keep the wire's."""
+        self._config = config
+        self._routes.reconfigure(config)
+
+    async def close(self) -> None:
+        """Ends the watch and every connection; running requests end with RequestCancelled."""
+        await self._routes.close()
+        await self._peers.close()
+
+    async def _generate(self, journey: Journey, colocated: bool) -> AsyncGenerator[Delta, None]:
+        request = journey.request
         self._check(request)
-        with Journey(request, timeline or Timeline(), self._config) as journey:
+        with journey:
             while True:
                 attempt = await self._attempt(journey, colocated)
                 try:
@@ -59,19 +98,10 @@ class Caller:
                             journey.emit(delta)
                             yield delta
                     return
-                except (WorkerLost, TransferError, Rejected, Draining, NoRoom) as error:
+                except LOSSES as error:
                     if not journey.try_again(error):
                         raise
                     logger.warning("%s: %s; trying again", request.request_id, error)
-
-    def members(self) -> tuple[Member, ...]:
-        """Ranks that the router heard of within the detection time, draining ones included."""
-        return self._routes.members()
-
-    async def close(self) -> None:
-        """Ends the watch and every connection; running requests end with RequestCancelled."""
-        await self._routes.close()
-        await self._peers.close()
 
     def _check(self, request: Request) -> None:
         check_request(request, self._routes.longest, self._routes.vocab_size)
@@ -97,13 +127,11 @@ class Caller:
                     longest=request.longest,
                     avoid=journey.avoided(),
                     colocated=colocated,
+                    whole=journey.whole,
                 )
             )
             if isinstance(answer, Routed):
-                prefill = answer.prefill.name if answer.prefill else None
-                journey.timeline.record(
-                    "routed", attempt=journey.attempt, prefill=prefill, decode=answer.decode.name
-                )
+                self._record(journey, answer, colocated or self._config.router.colocated)
                 return answer
             self._check(request)  # no rank was known when it came
             if journey.no_room is not None:
@@ -115,3 +143,15 @@ class Caller:
                 )
             journey.held(answer.message)
             await self._routes.wait(news, min(left_s, answer.retry_after_s))
+
+    @staticmethod
+    def _record(journey: Journey, routed: Routed, colocated: bool) -> None:
+        """`path`: how the prompt's state comes to where it is decoded."""
+        alone = "colocated" if colocated else "local"
+        journey.timeline.record(
+            "routed",
+            attempt=journey.attempt,
+            prefill=routed.prefill.name if routed.prefill else None,
+            decode=routed.decode.name,
+            path="handoff" if routed.prefill else alone,
+        )

@@ -7,14 +7,14 @@ import time
 from types import TracebackType
 
 from cluster.config import ClusterConfig
-from cluster.errors import ClusterError, Draining, NoRoom
+from cluster.errors import ClusterError, Draining, NoRoom, Preempted
 from cluster.lifecycle import Done, Event, Outcome, Queued, State, WorkerGone, advance
 from cluster.messages import Endpoint, Request, unpack_ids
 from cluster.timeline import Timeline
 from cluster.token_order import Delta
 
 FORGIVE_AFTER = 2.0  # in t_detect_s: a rank that the router still names by then is not dead
-MAX_HAND_BACKS = 32  # by draining ranks; far more than a rolling restart makes
+MAX_HAND_BACKS = 32  # by ranks that drain or preempt; far more than a rolling restart makes
 
 
 class Journey:
@@ -25,6 +25,8 @@ class Journey:
         self.timeline = timeline
         self.state: State = Queued()
         self.attempt = 1  # ranks tell the tries of a request apart by it
+        self.whole = False  # it was preempted: from now on all its memory comes first
+        self.stopped_at: int | None = None  # the reader has found its end before that index
         self.scored = 0  # positions of the prompt whose log-probabilities the caller has got
         self._emitted = unpack_ids(request.output)
         self._finish: Outcome | None = None
@@ -45,6 +47,10 @@ class Journey:
         self._emitted += delta.token_ids
         self._finish = delta.finish
         self.timeline.tokens(len(delta.token_ids))
+
+    def stop(self, index: int) -> None:
+        """The reader needs nothing from output index `index` on, and is about to leave."""
+        self.stopped_at = index
 
     def remaining(self) -> Request:
         """What the next attempt has to do."""
@@ -78,9 +84,12 @@ class Journey:
     def try_again(self, error: ClusterError) -> bool:
         """An attempt has ended with `error`; False when it was the last one."""
         self.advance(WorkerGone())
-        self.timeline.record("lost", attempt=self.attempt, error=str(error))
+        preempted = isinstance(error, Preempted)
+        name = "preempted" if preempted else "lost"
+        self.timeline.record(name, attempt=self.attempt, error=str(error))
         self.attempt += 1
-        if isinstance(error, Draining):  # a rank that leaves in order gave it back: nobody's fault
+        self.whole |= preempted
+        if isinstance(error, Draining | Preempted):  # a living rank gave it back: nobody's fault
             self._hand_backs += 1
             return self._hand_backs <= MAX_HAND_BACKS
         if isinstance(error, NoRoom):
@@ -99,6 +108,6 @@ class Journey:
     ) -> None:
         outcome: Outcome = self._finish or "failed"
         if isinstance(error, GeneratorExit | asyncio.CancelledError):
-            outcome = self._finish or "cancelled"
+            outcome = self._finish or ("cancelled" if self.stopped_at is None else "stop")
         self.advance(Done(outcome))
         self.timeline.record("finished", outcome=outcome)

@@ -14,6 +14,7 @@ from functools import cached_property
 from operator import attrgetter
 
 from cluster.messages import Load, Member, Role, Route, Routed
+from cluster.request import positions_held
 
 Work = tuple[int, int, int, str]
 
@@ -86,7 +87,9 @@ class Roster:
         Without this, all requests between two reports would go to the same rank.
         """
         roster = self
-        for endpoint, loaded in ((routed.prefill, _prefilling), (routed.decode, _decoding)):
+        local = routed.prefill is None and not route.decode_only
+        decoding = _doing_both if local else _decoding
+        for endpoint, loaded in ((routed.prefill, _prefilling), (routed.decode, decoding)):
             known = self.heard.get(endpoint.name) if endpoint else None
             if known is not None and known.member.endpoint == endpoint:
                 load = loaded(known.member.load, route)
@@ -113,6 +116,12 @@ def blocks_of(tokens: int, load: Load) -> int:
     return -(-tokens // load.block_tokens) if load.block_tokens else 0
 
 
+def blocks_to_decode(route: Route, load: Load) -> int:
+    """How many blocks the decode rank takes for the request at the start."""
+    part = 1.0 if route.whole else load.output_reserved
+    return blocks_of(positions_held(route.length, route.longest, part), load)
+
+
 def _prefilling(load: Load, route: Route) -> Load:
     return load.model_copy(
         update={
@@ -127,7 +136,12 @@ def _decoding(load: Load, route: Route) -> Load:
     return load.model_copy(
         update={
             "running": load.running + 1,
-            "free_blocks": max(0, load.free_blocks - blocks_of(route.longest, load)),
+            "free_blocks": max(0, load.free_blocks - blocks_to_decode(route, load)),
             "free_slots": max(0, load.free_slots - 1),
         }
     )
+
+
+def _doing_both(load: Load, route: Route) -> Load:
+    loaded = _decoding(load, route)
+    return loaded.model_copy(update={"waiting_tokens": load.waiting_tokens + route.length})

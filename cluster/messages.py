@@ -5,21 +5,26 @@ Who says what (-> first message of a stream, then what may follow on the same st
     caller -> router    Route            | Routed, NoWorkers
     caller -> router    Watch            | Membership, again on every change
     rank   -> router    Report           | repeated; the stream's end is the rank's end
+    caller -> router    Suspect          | nothing: a rank does not answer
+    head   -> router    Guard            | Suspect, again for each suspicion of one of its ranks
     caller -> prefill   Prefill          | Started, PromptLogprobs if asked for, Tokens (index 0),
                                            PushFailed, HandedOver, Failed
                         PushTo, Cancel     from the caller, on the same stream
     caller -> decode    Reserve          | Reserved, NoRoomNow, DrainingNow, Failed,
                                            then Tokens from index 1
-                        Cancel             from the caller, on the same stream
+                        Cancel, Stop       from the caller, on the same stream
     caller -> decode    Generate         | Started, PromptLogprobs if asked for, Tokens from
-                                           index 0, Failed (colocated)
+                                           index 0, Failed (colocated, or a short prompt)
+                        Cancel, Stop       from the caller, on the same stream
     prefill -> decode   Connect          | Connected, Failed: once per pair of incarnations
     prefill -> decode   OpenPush         | PushOpened, Unpacked, Accepted, RejectedNow, Cancel
                         Pushed, Commit     from prefill, on the same stream
                         Cancelled          from prefill, asked by decode's Cancel or not
 
 Closing a stream cancels what it asked for. Whatever is lost before decode has accepted, prefill
-keeps the state and waits for the next PushTo. Token ids travel as bytes (int32, little endian).
+keeps the state and waits for the next PushTo. Failed with `Preempted` comes after all tokens that
+were made: the caller prefills again from there, and asks for `whole` memory. Token ids travel as
+bytes (int32, little endian).
 """
 
 from __future__ import annotations
@@ -81,6 +86,7 @@ class Load(Value):
     max_length: int = 0  # longest sequence it serves
     block_tokens: int = 0
     vocab_size: int = 0  # token ids from here on mean nothing to its model
+    output_reserved: float = 1.0  # part of an answer's need that it holds memory for at the start
 
 
 class Member(Value):
@@ -128,10 +134,11 @@ class Route(Value):
     avoid: tuple[str, ...] = ()  # incarnations that this request has lost
     decode_only: bool = False  # a prefill rank has it already; only its place is sought
     colocated: bool = False  # one decode rank shall do it all, whatever the configuration says
+    whole: bool = False  # it was preempted: goes where all that it can need is free
 
 
 class Routed(Value):
-    """`prefill` is None when one decode rank shall do it all (colocated)."""
+    """`prefill` is None when one decode rank shall do it all."""
 
     kind: Literal["routed"] = "routed"
     prefill: Endpoint | None
@@ -147,6 +154,24 @@ class NoWorkers(Value):
 class Report(Value):
     kind: Literal["report"] = "report"
     member: Member
+
+
+class Suspect(Value):
+    """Somebody waited for a life of a rank and heard nothing, or could not get there.
+
+    No proof of anything: the rank's head asks the rank itself.
+    """
+
+    kind: Literal["suspect"] = "suspect"
+    incarnation: str
+    why: str
+
+
+class Guard(Value):
+    """A head wants to hear of suspicions against these ranks, its own."""
+
+    kind: Literal["guard"] = "guard"
+    incarnations: tuple[str, ...]
 
 
 class Watch(Value):
@@ -170,6 +195,7 @@ class Generate(Value):
     kind: Literal["generate"] = "generate"
     request: Request
     attempt: int
+    whole: bool = False  # it was preempted: starts when all that it can need is free
 
 
 class Started(Value):
@@ -180,9 +206,13 @@ class Started(Value):
 
 
 class Reserve(Value):
+    """`whole`: it was preempted. It waits in turn until all that it can need is free, and is not
+    refused for want of room; the others get what the rank reserves at the start, or NoRoomNow."""
+
     kind: Literal["reserve"] = "reserve"
     request: Request
     attempt: int
+    whole: bool = False
 
 
 class Reserved(Value):
@@ -268,6 +298,13 @@ class Cancel(Value):
     kind: Literal["cancel"] = "cancel"
 
 
+class Stop(Value):
+    """The answer is complete: the caller has found its end, and needs no token from `index` on."""
+
+    kind: Literal["stop"] = "stop"
+    index: int = Field(ge=0)
+
+
 class Cancelled(Value):
     """No write of the sender can land any more."""
 
@@ -283,6 +320,8 @@ WireMessage = Annotated[
     | NoWorkers
     | Report
     | Watch
+    | Suspect
+    | Guard
     | Membership
     | Prefill
     | Generate
@@ -297,6 +336,7 @@ WireMessage = Annotated[
     | HandedOver
     | PushFailed
     | Cancel
+    | Stop
     | Cancelled
     | Connect
     | Connected

@@ -29,6 +29,7 @@ from cluster.messages import (
 from cluster.routes import Routes
 from cluster.wire import Peers
 
+RETRY_AFTER_S = 1.0  # for the client, if no rank has said when to come again
 RETRY_S = 0.2  # before the same two ranks are tried again, when only the way was lost
 
 
@@ -54,7 +55,7 @@ class PlaceSearch:
         self._full: dict[str, float] = {}  # incarnation: when to ask it again, in seconds
         if last is not None:
             self._full[last.incarnation] = RETRY_S
-        self._retry_after_s: float | None = None
+        self._retry_after_s = RETRY_AFTER_S
 
     async def find(self, decode: Endpoint | None) -> Found:
         """A reservation on `decode`, or on any other rank as soon as one has room.
@@ -87,10 +88,11 @@ class PlaceSearch:
             news = self._routes.news
             route = Route(
                 request_id=self._request.request_id,
-                length=0,
+                length=self._request.prompt_length + self._request.output_length,
                 longest=self._request.longest,
                 avoid=(*self._journey.avoided(), *self._full),
                 decode_only=True,
+                whole=self._journey.whole,
             )
             answer = await self._routes.ask(route)
             if isinstance(answer, Routed):
@@ -104,7 +106,8 @@ class PlaceSearch:
 
     async def _reserve(self, decode: Endpoint) -> Found:
         """NoRoom or Draining when it says so; any other error that it has with the request."""
-        reserve = Reserve(request=self._request, attempt=self._journey.attempt)
+        journey = self._journey
+        reserve = Reserve(request=self._request, attempt=journey.attempt, whole=journey.whole)
         stream = await self._peers.open(decode, reserve)
         try:
             match await stream.receive():

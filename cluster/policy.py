@@ -7,10 +7,10 @@ simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from cluster.config import RouterSection
-from cluster.membership import Roster, blocks_of
+from cluster.membership import Roster, blocks_of, blocks_to_decode
 from cluster.messages import Endpoint, Load, Member, NoWorkers, Role, Route, Routed
 
 
@@ -19,20 +19,36 @@ def decide(
 ) -> tuple[Routed | NoWorkers, Roster]:
     """The choice, and the roster with the request charged to the chosen ranks."""
     colocated = settings.colocated or route.colocated
-    answer = choose(roster, route, colocated=colocated, retry_after_s=settings.retry_after_s)
+    answer = choose(
+        roster,
+        route,
+        colocated=colocated,
+        local_tokens=settings.local_prefill_tokens,
+        retry_after_s=settings.retry_after_s,
+    )
     return answer, roster.charge(route, answer) if isinstance(answer, Routed) else roster
 
 
 def choose(
-    roster: Roster, route: Route, *, colocated: bool, retry_after_s: float
+    roster: Roster,
+    route: Route,
+    *,
+    colocated: bool,
+    retry_after_s: float,
+    local_tokens: int = 0,
 ) -> Routed | NoWorkers:
     """The prefill rank with the fewest queued tokens and the decode rank with the fewest requests.
 
     Ranks with room come before full ones; a full one is still a choice, because only the rank
-    itself knows when it will have room. `colocated`: a decode rank alone does it all.
+    itself knows when it will have room. `colocated`: a decode rank alone does it all. So does one
+    with room for it at once when the prompt is short: at most `local_tokens`, those that it has
+    still to run included.
     """
     prefill: Endpoint | None = None
     if not colocated and not route.decode_only:
+        near = _near(roster, route, local_tokens)
+        if near is not None:
+            return Routed(prefill=None, decode=near)
         prefill = _first("prefill", roster, route, _room_to_prefill)
         if prefill is None:
             return NoWorkers(
@@ -49,17 +65,28 @@ def _first(
 ) -> Endpoint | None:
     """Of those who may take it the first with room, else the first."""
     full: Endpoint | None = None
-    for member in roster.pool(role):
-        if (
-            member.draining
-            or member.endpoint.incarnation in route.avoid
-            or _too_long(member, route)
-        ):
-            continue
+    for member in _willing(role, roster, route):
         if has_room(member.load, route):
             return member.endpoint
         full = full or member.endpoint
     return full
+
+
+def _near(roster: Roster, route: Route, local_tokens: int) -> Endpoint | None:
+    """The decode rank that may run this prompt itself."""
+    for member in _willing("decode", roster, route) if route.length <= local_tokens else ():
+        queued = member.load.waiting_tokens + route.length
+        if queued <= local_tokens and _room_to_decode(member.load, route):
+            return member.endpoint
+    return None
+
+
+def _willing(role: Role, roster: Roster, route: Route) -> Iterator[Member]:
+    """Those who may take it, the least work first."""
+    for member in roster.pool(role):
+        lost = member.endpoint.incarnation in route.avoid
+        if not (member.draining or lost or _too_long(member, route)):
+            yield member
 
 
 def _room_to_prefill(load: Load, route: Route) -> bool:
@@ -67,7 +94,7 @@ def _room_to_prefill(load: Load, route: Route) -> bool:
 
 
 def _room_to_decode(load: Load, route: Route) -> bool:
-    return load.free_slots > 0 and load.free_blocks >= blocks_of(route.longest, load)
+    return load.free_slots > 0 and load.free_blocks >= blocks_to_decode(route, load)
 
 
 def _too_long(member: Member, route: Route) -> bool:

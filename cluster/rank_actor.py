@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -14,21 +15,29 @@ import ray
 
 from cluster.config import ClusterConfig, PoolSection
 from cluster.errors import StartupError
-from cluster.messages import Endpoint
+from cluster.log import log_as
+from cluster.messages import Endpoint, Load
+from cluster.metric_samples import rank_samples
+from cluster.ray_metrics import export
 from cluster.ray_services import ApplicationKeys
 
 
 class RankActor:
-    """One process, one rank. Every method is an actor call; all run on one event loop."""
+    """One process, one rank. Every method is an actor call; all run on one event loop.
+
+    drain() and stop() may come before start() has ended.
+    """
 
     def __init__(self, *, rank: str, config: ClusterConfig, name: str) -> None:
         self._rank_class = rank
         self._config = on_this_node(config)
         self._name = name
         self._rank: Any = None
+        self._exporting: asyncio.Task[None] | None = None
 
     async def start(self) -> Endpoint:
         """Imports, loads, listens. Raises what the rank raises."""
+        log_as(self._config.log)
         make = await asyncio.to_thread(resolve, self._rank_class)  # importing torch takes seconds
         keys = ApplicationKeys(self._config.name)
         self._rank = make(
@@ -38,24 +47,43 @@ class RankActor:
             find_router=keys.find_router,
         )
         endpoint: Endpoint = await self._rank.start()
+        self._exporting = asyncio.create_task(export(lambda: rank_samples(self._rank.status())))
         return endpoint
 
     async def live(self) -> None:
         """Never returns: whoever awaits this call hears of the process's death within ms."""
         await asyncio.Event().wait()
 
+    async def process(self) -> tuple[str, int]:
+        """Its node, as Ray calls it, and its number there."""
+        return ray.get_runtime_context().get_node_id(), os.getpid()
+
     async def health(self) -> Any:
         return self._rank.health()
+
+    async def load(self) -> Load:
+        load: Load = self._rank.load()
+        return load
+
+    async def reconfigure(self, config: ClusterConfig) -> None:
+        """Live settings; the others of the configuration are as they were."""
+        log_as(config.log)
+        self._config = on_this_node(config)
+        self._rank.reconfigure(self._config)
 
     async def status(self) -> dict[str, object]:
         status: dict[str, object] = self._rank.status()
         return status
 
     async def drain(self, timeout_s: float) -> None:
-        await self._rank.drain(timeout_s)
+        if self._rank is not None:
+            await self._rank.drain(timeout_s)
 
     async def stop(self) -> None:
-        await self._rank.stop()
+        if self._exporting is not None:
+            self._exporting.cancel()
+        if self._rank is not None:
+            await self._rank.stop()
 
 
 def on_this_node(config: ClusterConfig) -> ClusterConfig:

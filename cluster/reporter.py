@@ -32,6 +32,10 @@ class Reporter:
         """Until cancelled; the end of the connection tells the router that the rank is gone."""
         await follow_router(self._find_router, self._identity, self._config.wire, self._report)
 
+    def reconfigure(self, config: ClusterConfig) -> None:
+        """Reports as often as this says, after the pause under way."""
+        self._config = config
+
     def report_now(self) -> None:
         """What the router should know at once, such as that the rank drains."""
         self._due.set()

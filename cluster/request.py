@@ -5,9 +5,10 @@ Values only. Part of the language of cluster/messages.py, and read from there.
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
@@ -36,6 +37,14 @@ def unpack_ids(data: bytes) -> list[int]:
     return list(array("i", data))
 
 
+def positions_held(length: int, longest: int, part: float) -> int:
+    """For how many positions a decode rank takes memory at the start.
+
+    What is there, the next token, and `part` of all that may come after.
+    """
+    return min(longest, length + max(1, math.ceil(part * (longest - length))))
+
+
 def _in(low: float, high: float, *, above: bool = False) -> AfterValidator:
     """Refuses what is not in [low, high], or in (low, high] with `above`; a NaN never is."""
 
@@ -48,6 +57,25 @@ def _in(low: float, high: float, *, above: bool = False) -> AfterValidator:
 
 
 Bias = tuple[int, Annotated[float, _in(-100, 100)]]
+
+
+class Grammar(Value):
+    """What the text of an answer must be; docs/structured-output.md says what each kind takes.
+
+    Whether it compiles is for cluster/grammars.py to say.
+    """
+
+    kind: Literal["regex", "json_schema", "ebnf"]
+    text: str = Field(min_length=1, max_length=1 << 17, repr=False)
+
+    @field_validator("text")
+    @classmethod
+    def _are_characters(cls, text: str) -> str:
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise ValueError("has half of a surrogate pair, which is no character") from None
+        return text
 
 
 class Sampling(Value):
@@ -74,6 +102,7 @@ class Sampling(Value):
     ignore_stop: bool = False
     logprobs: Annotated[int, _in(0, 20)] | None = None  # how many alternatives; None: none at all
     prompt_logprobs: Annotated[int, _in(0, 20)] | None = None  # the same, of the prompt's tokens
+    grammar: Grammar | None = None  # says what may come, and when the answer may end
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -116,6 +145,13 @@ class Sampling(Value):
         if min_tokens > max_tokens:
             raise ValueError(f"must be in [0, max_tokens = {max_tokens}], not {min_tokens}")
         return min_tokens
+
+    @field_validator("grammar")
+    @classmethod
+    def _can_end(cls, grammar: Grammar | None, info: ValidationInfo) -> Grammar | None:
+        if grammar is not None and info.data.get("ignore_stop"):
+            raise ValueError("ends the answer where it is complete, so ignore_stop cannot be true")
+        return grammar
 
     def named_ids(self) -> Iterator[tuple[str, Sequence[int]]]:
         """(field, ids in it) for all fields that name token ids."""
@@ -163,6 +199,10 @@ class Request(Value):
     def longest(self) -> int:
         """Positions that the request can ever use."""
         return self.prompt_length + self.sampling.max_tokens
+
+    def held(self, part: float) -> int:
+        """Positions for which a decode rank takes memory at the start: see positions_held()."""
+        return positions_held(self.prompt_length + self.output_length, self.longest, part)
 
     def resume_after(self, emitted: Sequence[int]) -> Request:
         """The same request when the caller has already got the tokens `emitted`."""

@@ -9,10 +9,11 @@ import asyncio
 from contextlib import suppress
 
 from cluster.config import ClusterConfig
-from cluster.errors import ProtocolError
+from cluster.errors import ClusterError, ProtocolError, WorkerLost
 from cluster.membership import Roster
 from cluster.messages import (
     Address,
+    Guard,
     Hello,
     Member,
     Membership,
@@ -20,6 +21,7 @@ from cluster.messages import (
     Report,
     Route,
     Routed,
+    Suspect,
     Watch,
     WireMessage,
 )
@@ -36,6 +38,7 @@ class Router:
         self._identity = Identity("router", self.incarnation, secret)
         self._roster = Roster()
         self._reports: dict[str, Stream] = {}  # by incarnation: who speaks for it
+        self._guards: dict[Stream, frozenset[str]] = {}  # heads, and the incarnations they guard
         self._news = asyncio.Event()  # set, and replaced, when the roster changes its shape
 
     async def start(self) -> Address:
@@ -48,6 +51,10 @@ class Router:
         self._watchman.cancel()
         await asyncio.gather(self._watchman, return_exceptions=True)
         await self._server.close()
+
+    def reconfigure(self, config: ClusterConfig) -> None:
+        """Decides by these settings from now on; connections keep the wire's."""
+        self._config = config
 
     def members(self) -> tuple[Member, ...]:
         """Ranks heard of within the detection time, draining ones included."""
@@ -66,12 +73,23 @@ class Router:
                 await self._listen(stream, first)
             case Watch():
                 await self._show(stream)
+            case Suspect():
+                await self._suspect(first)
+            case Guard():
+                await self._warn(stream, first)
             case _:
                 raise ProtocolError(f"{peer.role} asked the router for {first.kind!r}")
 
     async def _listen(self, stream: Stream, report: Report) -> None:
         """One life of one rank, from its first report to the end of its stream."""
         incarnation = report.member.endpoint.incarnation
+        try:
+            await self._follow(stream, report, incarnation)
+        except WorkerLost as lost:  # it fell silent, or died; only its head can tell which
+            await self._suspect(Suspect(incarnation=incarnation, why=str(lost)))
+            raise
+
+    async def _follow(self, stream: Stream, report: Report, incarnation: str) -> None:
         self._reports[incarnation] = stream
         try:
             message: WireMessage | None = report
@@ -82,6 +100,20 @@ class Router:
             if self._reports.get(incarnation) is stream:  # else it reports on a newer connection
                 del self._reports[incarnation]
                 self._become(self._roster.forget(incarnation))
+
+    async def _warn(self, head: Stream, guard: Guard) -> None:
+        """For as long as the head is there it hears of every suspicion against its ranks."""
+        self._guards[head] = frozenset(guard.incarnations)
+        try:
+            await head.receive()
+        finally:
+            del self._guards[head]
+
+    async def _suspect(self, suspicion: Suspect) -> None:
+        for head, ranks in list(self._guards.items()):
+            if suspicion.incarnation in ranks:
+                with suppress(ClusterError):
+                    await head.send(suspicion)
 
     async def _show(self, stream: Stream) -> None:
         """The whole membership: on every change of shape at once, new loads every report_s."""

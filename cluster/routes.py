@@ -13,7 +13,7 @@ from cluster.config import ClusterConfig
 from cluster.errors import ClusterError, ProtocolError, RequestCancelled
 from cluster.limits import longest_served, vocabulary_served
 from cluster.membership import Roster
-from cluster.messages import Member, Membership, NoWorkers, Route, Routed, Watch
+from cluster.messages import Endpoint, Member, Membership, NoWorkers, Route, Routed, Suspect, Watch
 from cluster.policy import decide
 from cluster.router_link import FindRouter, follow_router
 from cluster.wire import Connection, Identity
@@ -31,7 +31,12 @@ class Routes:
         self._router: Connection | None = None
         self._watching: asyncio.Task[None] | None = None
         self._closed = False
+        self._suspected: set[str] = set()  # incarnations, each told once
+        self._telling: set[asyncio.Task[None]] = set()
         self.news = asyncio.Event()  # set, and replaced, on every membership that comes
+
+    def reconfigure(self, config: ClusterConfig) -> None:
+        self._config = config
 
     def members(self) -> tuple[Member, ...]:
         """The ranks that the router told of; none once it has been silent for t_detect_s."""
@@ -72,12 +77,29 @@ class Routes:
             async with asyncio.timeout(within_s):
                 await news.wait()
 
+    def suspect(self, rank: Endpoint, why: str) -> None:
+        """Tell the router, if there is one, that this life of a rank was waited for in vain."""
+        router = self._router
+        if router is None or rank.incarnation in self._suspected:
+            return
+        self._suspected.add(rank.incarnation)
+        suspicion = Suspect(incarnation=rank.incarnation, why=why)
+        task = asyncio.get_running_loop().create_task(self._tell(router, suspicion))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, router: Connection, suspicion: Suspect) -> None:
+        with suppress(ClusterError):
+            async with await router.open(suspicion) as stream:
+                await stream.receive()  # its end: the router has heard
+
     async def close(self) -> None:
         self._closed = True
         self.news.set()
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        tasks = [*self._telling, *([self._watching] if self._watching else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _ask_router(self, router: Connection, route: Route) -> Routed | NoWorkers:
         async with await router.open(route) as stream:

@@ -3,7 +3,8 @@
 Events of a request, in the order in which they usually come (times in seconds since its start):
 
     held          no rank can take it now: why
-    routed        attempt, prefill, decode
+    routed        attempt, prefill, decode; path: "handoff", "local" (a short prompt, by the decode
+                  rank itself) or "colocated"
     started       queued_s at the prefill rank (or, colocated, at the decode rank)
     refused       decode, why: no room there, or it drains
     reserved      decode, reservation
@@ -11,6 +12,7 @@ Events of a request, in the order in which they usually come (times in seconds s
     taken_over    decode: it has accepted the state
     place_lost    decode, error: lost before it had accepted; another one gets the same state
     lost          attempt, error: the attempt is over; what was emitted is kept
+    preempted     attempt, error: the same, and no rank is to blame: an older request needed room
     finished      outcome
 """
 

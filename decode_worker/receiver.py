@@ -41,8 +41,8 @@ from engine.tasks import in_thread
 from kv_transfer.blocks import Lease
 from kv_transfer.digest import RunningDigest, check_pieces
 from kv_transfer.ring import ReceiveRing, SegmentLease
-from kv_transfer.slab import Slab
 from kv_transfer.staging import push_bytes, unpack_push
+from kv_transfer.state_memory import StateMemory
 from kv_transfer.transport import Transport
 from model.state import StateField
 
@@ -82,12 +82,13 @@ class Receiver:
         *,
         name: str,
         incarnation: str,
-        slab: Slab,
+        slab: StateMemory,
         fields: Sequence[StateField],
         ring: ReceiveRing,
         transport: Transport,
         admission: Admission,
         wire_form: str,
+        output_reserved: float = 1.0,
     ) -> None:
         self._name = name
         self._incarnation = incarnation
@@ -97,6 +98,7 @@ class Receiver:
         self._transport = transport
         self._admission = admission
         self._wire_form = wire_form
+        self._output_reserved = output_reserved
         self._serials = count(1)
         self._reservations: dict[str, Reservation] = {}
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="receiver")
@@ -115,9 +117,15 @@ class Receiver:
 
     # ---------------------------------------------------------------- for the caller's side
 
-    def reserve(self, request: Request) -> Reservation:
-        """Memory for all that the request can ever need. Raises NoRoom. Give it to release()."""
-        lease = self._admission.lease_now(request.longest)
+    async def reserve(self, request: Request, *, whole: bool = False) -> Reservation:
+        """Memory to begin with, at once, or `whole`: for all that it can need, in its turn.
+
+        Raises NoRoom. Give it to release().
+        """
+        if whole:
+            lease = await self._admission.lease_in_turn(request.longest)
+        else:
+            lease = self._admission.lease_now(request.held(self._output_reserved))
         try:
             segment = self._ring.lease()
         except ClusterError:
@@ -197,6 +205,7 @@ class Receiver:
                     pushes += 1
                 case Commit() if message.length == reservation.length:
                     check_pieces(digest.pieces(self._fields, reservation.length), message.pieces)
+                    reservation.push = None  # a commit comes after the sender's last write
                     reservation.first_token.set_result(message.first_token)
                     await stream.send(Accepted())
                     return

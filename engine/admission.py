@@ -25,16 +25,27 @@ class Admission:
     """The only one that takes leases from the pool, so that no release goes unnoticed.
 
     While `is_open()` is false those who wait go on waiting; whoever makes it true again calls
-    `admit()`.
+    `admit()`. `on_release` hears of memory that came back: leases that want to grow come before
+    those who wait here.
     """
 
     def __init__(
-        self, pool: BlockPool, *, max_waiting: int, is_open: Callable[[], bool] = lambda: True
+        self,
+        pool: BlockPool,
+        *,
+        max_waiting: int,
+        is_open: Callable[[], bool] = lambda: True,
+        on_release: Callable[[], None] = lambda: None,
     ) -> None:
         self._pool = pool
         self._max_waiting = max_waiting
         self._is_open = is_open
+        self._on_release = on_release
         self._queue: deque[_Waiting] = deque()
+
+    def reconfigure(self, max_waiting: int) -> None:
+        """For those who come from now on."""
+        self._max_waiting = max_waiting
 
     @property
     def waiting(self) -> int:
@@ -47,15 +58,24 @@ class Admission:
     @asynccontextmanager
     async def lease(self, length: int) -> AsyncIterator[Lease]:
         """Blocks for `length` positions, in turn. Raises NoRoom if too many wait already."""
+        lease = await self.lease_in_turn(length)
+        try:
+            yield lease
+        finally:
+            self.release(lease)
+
+    async def lease_in_turn(self, length: int) -> Lease:
+        """As lease(), for whoever gives it to `release` himself."""
         if len(self._queue) >= self._max_waiting:
             raise NoRoom(f"{len(self._queue)} requests wait for blocks already", retry_after_s=1.0)
         mine = _Waiting(length, asyncio.get_running_loop().create_future())
         self._queue.append(mine)
         self.admit()
         try:
-            yield await mine.lease
-        finally:
+            return await mine.lease
+        except BaseException:
             self._leave(mine)
+            raise
 
     def lease_now(self, length: int) -> Lease:
         """At once, or NoRoom: also when somebody waits who came earlier. Give it to `release`."""
@@ -68,7 +88,8 @@ class Admission:
         self.admit()
 
     def admit(self) -> None:
-        """Serve those who wait, first come first, as far as there is room."""
+        """Memory may be back: serve those who wait, first come first, as far as there is room."""
+        self._on_release()
         while self._queue and self._is_open():
             first = self._queue[0]
             if not first.lease.cancelled():  # its task is about to leave

@@ -9,10 +9,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from cluster.errors import Preempted as PreemptedError
 from cluster.errors import WorkerLost
 from cluster.messages import PromptLogprobs, Request, TokenLogprobs
 from engine.choice import Choice
-from engine.request import Broken, End, Removed, Running, stop_ids
+from engine.request import Broken, End, Preempted, Removed, Running, stop_ids
 from engine.schedule import Schedule
 from engine.step_loop import Execute, News, StepLoop
 from kv_transfer.blocks import Lease
@@ -25,7 +26,10 @@ STOP_TIMEOUT_S = 10.0  # for the step in progress; the thread dies with the proc
 
 @dataclass(frozen=True)
 class Health:
-    """`stuck_s`: how long nothing has moved while something was to be done."""
+    """`stuck_s`: how long nothing has moved while something was to be done.
+
+    Waiting for memory is not being stuck: what holds it ends by itself.
+    """
 
     alive: bool
     pending: int
@@ -104,6 +108,11 @@ class Run:
             raise self.end.error
         if isinstance(self.end, Removed):
             raise WorkerLost(f"{self._running.request.request_id}: its engine has stopped")
+        if isinstance(self.end, Preempted):
+            raise PreemptedError(
+                f"{self._running.request.request_id}: an older request needed its memory; "
+                "it is prefilled again where all that it can need is free"
+            )
 
     def hear(self, news: News) -> None:
         self.started = True
@@ -133,6 +142,7 @@ class Engine:
         self._runs: dict[Running, Run] = {}
         self._asyncio = asyncio.get_running_loop()
         self._name = name
+        self.tokens = self.preempted = 0  # made, and runs that gave way, since the start
 
     async def __aenter__(self) -> Engine:
         self._loop.start()
@@ -150,9 +160,14 @@ class Engine:
     def health(self) -> Health:
         pending = sum(run.end is None for run in self._runs.values())  # ended ones only wait
         idle_s = time.monotonic() - self._loop.moved_at
+        waits = pending and not self._loop.starved
         return Health(
-            self._loop.alive, pending, self._loop.steps, max(0.0, idle_s) if pending else 0.0
+            self._loop.alive, pending, self._loop.steps, max(0.0, idle_s) if waits else 0.0
         )
+
+    def memory_is_back(self) -> None:
+        """Blocks were freed: runs that wait for some may try again."""
+        self._loop.memory_is_back()
 
     @asynccontextmanager
     async def run(
@@ -195,4 +210,6 @@ class Engine:
 
     def _spread(self, news: Sequence[News]) -> None:
         for one in news:
+            self.tokens += one.choice is not None
+            self.preempted += isinstance(one.end, Preempted)
             self._runs[one.running].hear(one)

@@ -15,6 +15,7 @@ from torch import Tensor
 from cluster.errors import ClusterError
 from engine.choice import Choice
 from engine.context import Context
+from engine.grammar import Compiler, Constraint, MaskThreads
 from engine.logprobs import prompt_logprobs
 from engine.request import Running
 from engine.sampler import sample
@@ -41,17 +42,28 @@ class Model(Protocol):
 
 class Executor:
     def __init__(
-        self, model: Model, slab: Slab | DeviceSlab, spelled_ids: int | None = None
+        self,
+        model: Model,
+        slab: Slab | DeviceSlab,
+        spelled_ids: int | None = None,
+        grammars: Compiler | None = None,
     ) -> None:
-        """Ids from `spelled_ids` on are padding of the vocabulary, and never sampled."""
+        """Ids from `spelled_ids` on are padding of the vocabulary, and never sampled.
+
+        `grammars` compiles what requests demand; None: no request demands anything.
+        """
         self._model = model
+        self._grammars = grammars
+        self._masks = MaskThreads()
         self._spelled_ids = spelled_ids
         self._slab = slab
         self._contexts: WeakKeyDictionary[Running, Context] = WeakKeyDictionary()
 
+    @torch.inference_mode()
     def __call__(self, work: Sequence[Work]) -> Sequence[Outcome]:
         """One outcome for each part; raises whatever the forward raises."""
         spec = self._model.spec
+        self._begin_masks(work)
         batch = build_batch(
             [
                 Chunk(
@@ -66,8 +78,7 @@ class Executor:
             ngram=spec.engram_max_ngram_size,
         )
         cache = cache_over(self._slab, [one.running.lease for one in work])
-        with torch.no_grad():
-            logits_RV = self._model.forward(batch, cache).cpu()
+        logits_RV = self._model.forward(batch, cache).cpu()
         if not any(one.scored for one in work):
             return self._next_tokens(work, logits_RV)
         parts = torch.split(logits_RV, [_rows(one) for one in work])
@@ -83,11 +94,30 @@ class Executor:
         drawn = iter(sample(logits_RV, contexts, self._spelled_ids))
         return [next(drawn) if one.grant.samples else None for one in work]
 
+    def _begin_masks(self, work: Sequence[Work]) -> None:
+        """What grammars let come is found while the forward runs."""
+        for one in work:
+            if one.grant.samples and one.running.request.sampling.grammar is not None:
+                grammar = self._context(one.running).grammar
+                assert grammar is not None
+                grammar.begin()
+
     def _context(self, running: Running) -> Context:
         """Made once a request: it sees the ids that are added later."""
         if running not in self._contexts:
-            self._contexts[running] = Context(running.request, running.token_ids, running.stop_ids)
+            self._contexts[running] = Context(
+                running.request, running.token_ids, running.stop_ids, self._constraint(running)
+            )
         return self._contexts[running]
+
+    def _constraint(self, running: Running) -> Constraint | None:
+        grammar = running.request.sampling.grammar
+        if grammar is None:
+            return None
+        assert self._grammars is not None, "a rank checks grammars before it takes a request"
+        return Constraint(
+            grammar, self._grammars, self._masks, running.token_ids, running.request.prompt_length
+        )
 
 
 def _wanted(one: Work) -> Literal["all", "last", "none"]:

@@ -7,6 +7,7 @@ answers on the socket. Ending a request's stream, from either side, ends what th
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
@@ -18,6 +19,7 @@ import torch
 
 from cluster.config import ClusterConfig, EngineSection, PoolSection
 from cluster.errors import Draining, StartupError
+from cluster.grammars import Grammars
 from cluster.messages import (
     Address,
     Endpoint,
@@ -237,7 +239,7 @@ class Rank(ABC):
     def _load(self) -> Model:
         where = self.config.model
         try:
-            return load_model(
+            model = load_model(
                 where.path,
                 weights=where.weights,
                 seed=where.seed,
@@ -245,6 +247,8 @@ class Rank(ABC):
             )
         except (OSError, ValueError) as error:
             raise StartupError(f"{self.name}: cannot load {where.path}: {error}") from error
+        gc.freeze()  # what stays for the life of the process need not be searched again and again
+        return model
 
     def _build(self, model: Model) -> None:
         """Raises ValueError for sizes that cannot be."""
@@ -273,9 +277,11 @@ class Rank(ABC):
             on_release=lambda: self.engine.memory_is_back(),
         )
         self.limits = Limits(spec.vocab_size, sizes.max_length, sizes.num_blocks * block_tokens)
+        self.grammars = Grammars(self.config.model.path)
+        spelled = spelled_ids(self.config.model.path)
         self.engine = Engine(
             schedule=self.schedule,
-            execute=Executor(model, self.slab, spelled_ids(self.config.model.path)),
+            execute=Executor(model, self.slab, spelled, self.grammars),
             eos_token_id=spec.eos_token_id,
             name=self.name,
         )
@@ -295,6 +301,7 @@ class Rank(ABC):
         assert task is not None
         self._requests.add(task)
         try:
+            await self.grammars.check(first.request.sampling.grammar)
             await self.answer(stream, first, peer)
         except asyncio.CancelledError:
             if not self._handing_back:

@@ -36,7 +36,12 @@ class Broken:
     error: ClusterError
 
 
-End = Finished | Prefilled | Removed | Broken
+@dataclass(frozen=True)
+class Preempted:
+    """Its memory was taken for an older one; whoever wants the rest has to prefill again."""
+
+
+End = Finished | Prefilled | Removed | Broken | Preempted
 """Each run has exactly one; after it the engine touches neither the request nor its lease."""
 
 
@@ -65,6 +70,11 @@ class Running:
     @property
     def output_length(self) -> int:
         return len(self.token_ids) - self.request.prompt_length
+
+    @property
+    def grows(self) -> bool:
+        """It may need more memory than its lease has."""
+        return not self.once and self.lease.length < self.request.longest
 
     def append(self, token: int) -> End | None:
         """Take the next token of the answer; how the request leaves with it, if it does."""

@@ -1,5 +1,6 @@
 """One thread that turns: take commands, schedule, execute, deliver. Knows no torch, no sockets.
 
+A request whose lease cannot grow waits, or is preempted; engine/room.py decides.
 It never dies from a request's error. A step that fails for one request alone breaks that request;
 a step that fails for several starts each of them again, alone, from its token ids: the guilty one
 fails by itself and its neighbours' answers stay right.
@@ -18,7 +19,8 @@ from typing import Literal
 from cluster.errors import ClusterError, WorkerLost
 from cluster.messages import PromptLogprobs
 from engine.choice import Choice
-from engine.request import Broken, End, Removed, Running
+from engine.request import Broken, End, Preempted, Removed, Running
+from engine.room import make_room
 from engine.schedule import Grant, Progress, Schedule
 from engine.scored import Scored
 
@@ -88,6 +90,8 @@ class StepLoop:
         self._running: list[Running] = []  # in order of arrival
         self._thread = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
         self._turns = 0  # grants so far
+        self._returns = 0  # times that memory came back
+        self._starved_at: int | None = None  # their number when nobody could run for want of it
         self.steps = 0
         self.moved_at = clock()  # when it last began or ended a step, or was woken
         self.death: BaseException | None = None
@@ -108,6 +112,17 @@ class StepLoop:
     def remove(self, running: Running) -> None:
         """It leaves before the next step; a request that has left already is no error."""
         self._tell(("remove", running))
+
+    def memory_is_back(self) -> None:
+        """Blocks were freed: who waits for some may try again."""
+        with self._wake:
+            self._returns += 1
+            self._wake.notify()
+
+    @property
+    def starved(self) -> bool:
+        """Everybody waits for memory that others hold outside this loop."""
+        return bool(self._running) and self._starved_at == self._returns
 
     def stop(self, timeout_s: float) -> bool:
         """End after the step in progress; False if that has not ended in time."""
@@ -144,7 +159,7 @@ class StepLoop:
     def _next_commands(self) -> list[Command] | None:
         """Parks until there is something to do; None when told to stop."""
         with self._wake:
-            while not (self._stopping or self._commands or self._running):
+            while not (self._stopping or self._commands or self._can_run()):
                 self._wake.wait()
             self.moved_at = self._clock()
             if self._stopping:
@@ -152,6 +167,9 @@ class StepLoop:
             commands = list(self._commands)
             self._commands.clear()
             return commands
+
+    def _can_run(self) -> bool:
+        return bool(self._running) and not self.starved
 
     def _obey(self, commands: Sequence[Command]) -> list[News]:
         news = []
@@ -164,15 +182,25 @@ class StepLoop:
         return news
 
     def _step(self) -> list[News]:
-        grants = self._schedule(
-            [
-                Progress(index, one.done, len(one.token_ids), one.turn, one.alone)
-                for index, one in enumerate(self._running)
-            ]
+        returns = self._returns
+        room = make_room(
+            self._running,
+            self._schedule(
+                [
+                    Progress(index, one.done, len(one.token_ids), one.turn, one.alone)
+                    for index, one in enumerate(self._running)
+                ]
+            ),
         )
-        if not grants:
-            return []
-        work = [Work(self._running[grant.index], grant) for grant in grants]
+        preempted = [News(one, one.done, end=Preempted()) for one in room.preempted]
+        work = [Work(self._running[grant.index], grant) for grant in room.grants]
+        self._starved_at = None if work or preempted else returns
+        news = preempted + (self._run_step(work) if work else [])
+        gone = {id(one.running) for one in news if one.end is not None}
+        self._running = [running for running in self._running if id(running) not in gone]
+        return news
+
+    def _run_step(self, work: Sequence[Work]) -> list[News]:
         self._announce([one.running for one in work if not one.running.started])
         for one in work:
             self._turns += 1
@@ -184,8 +212,6 @@ class StepLoop:
         else:
             news = [self._account(*pair) for pair in zip(work, outcomes, strict=True)]
         self.steps += 1
-        gone = {id(one.running) for one in news if one.end is not None}
-        self._running = [running for running in self._running if id(running) not in gone]
         return news
 
     def _announce(self, starting: Sequence[Running]) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from cluster.errors import WorkerLost
-from cluster.messages import Cancel, WireMessage
+from cluster.messages import Cancel, Stop, WireMessage
 from cluster.stream import Stream
 
 T = TypeVar("T")
@@ -32,8 +32,8 @@ async def while_wanted(
 ) -> None:
     """Do `work` for the caller at the other end of `stream`; stop it as soon as he has gone.
 
-    He goes by Cancel, by leaving the stream, or with his connection. What else he says is given
-    to `hear`, which may raise: that ends the work too.
+    He goes by Cancel or Stop, by leaving the stream, or with his connection. What he says is given
+    to `hear`, except Cancel; it may raise, which ends the work too.
     """
     working = asyncio.ensure_future(work)
     listening = asyncio.ensure_future(_listen(stream, hear))
@@ -53,6 +53,8 @@ async def _listen(stream: Stream, hear: Callable[[WireMessage], None]) -> None:
             if isinstance(message, Cancel):
                 return
             hear(message)
+            if isinstance(message, Stop):
+                return
     except WorkerLost:
         return
 

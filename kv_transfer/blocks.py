@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +30,22 @@ class Lease(Holding):
     def __init__(self, stock: Stock, length: int, block_tokens: int) -> None:
         super().__init__(stock, {_BLOCKS: -(-length // block_tokens), _SLOTS: 1})
         self.length = length
+        self._block_tokens = block_tokens
+        self._table: npt.NDArray[np.int64] | None = None
+
+    def extend(self, length: int) -> None:
+        """Room for `length` positions; nothing if there is that much already.
+
+        Raises NoRoom, and holds what it held before; see Holding.grow for what that means to
+        others.
+        """
+        if length <= self.length:
+            return
+        more = -(-length // self._block_tokens) - len(self.block_ids)
+        if more > 0:
+            self.grow(_BLOCKS, more)
+            self._table = None
+        self.length = length
 
     @property
     def block_ids(self) -> tuple[int, ...]:
@@ -40,10 +55,12 @@ class Lease(Holding):
     def slot(self) -> int:
         return self.units[_SLOTS][0]
 
-    @cached_property
+    @property
     def block_table(self) -> npt.NDArray[np.int64]:
-        """block_ids as [num_blocks]; made once, long sequences have thousands."""
-        return np.array(self.block_ids, dtype=np.int64)
+        """block_ids as [num_blocks]; made once a growth, long sequences have thousands."""
+        if self._table is None:
+            self._table = np.array(self.block_ids, dtype=np.int64)
+        return self._table
 
 
 class BlockPool:
@@ -55,7 +72,7 @@ class BlockPool:
         self._stock = Stock({_BLOCKS: num_blocks, _SLOTS: num_slots})
 
     def lease(self, length: int) -> Lease:
-        """Room for `length` positions, all of it now: a sequence never has to grow.
+        """Room for `length` positions, all of it now; the lease may be extended later.
 
         Raises NoRoom if that much is not free, PromptTooLong if it never can be.
         """

@@ -51,6 +51,14 @@ class Holding:
         self._stock = stock
         self.id, self.units = stock._take(self, wanted)
 
+    def grow(self, kind: str, number: int) -> None:
+        """Hold `number` more units of one kind.
+
+        Raises NoRoom if they are not free; then nobody new gets units of that kind until this
+        holding has got its own, or has ended: who is inside comes before who is not.
+        """
+        self._stock._grow(self, kind, number)
+
     def release(self) -> None:
         self._stock._free(self, "leased")
 
@@ -83,6 +91,7 @@ class Stock:
         # the unit freed last is taken first: its memory is the most likely to be in cache
         self._unused = {kind: list(reversed(range(total))) for kind, total in totals.items()}
         self._holdings: dict[int, Holding] = {}
+        self._starving: set[tuple[int, str]] = set()  # (holding, kind): could not grow by that
         self._ids = count()
 
     def clear(self, owner: str) -> int:
@@ -110,20 +119,34 @@ class Stock:
         self, holding: Holding, wanted: Mapping[str, int]
     ) -> tuple[int, dict[str, tuple[int, ...]]]:
         with self._lock:
+            promised = {kind for _, kind in self._starving}
             short = [
                 f"{number} {kind} ({len(self._unused[kind])} of {self._totals[kind]} free)"
                 for kind, number in wanted.items()
-                if number > len(self._unused[kind])
+                if number > len(self._unused[kind]) or kind in promised
             ]
             if short:
                 raise NoRoom(f"no room for {' and '.join(short)}; try again when others finish")
-            units = {
-                kind: tuple(self._unused[kind].pop() for _ in range(number))
-                for kind, number in wanted.items()
-            }
+            units = {kind: self._pop(kind, number) for kind, number in wanted.items()}
             serial = next(self._ids)
             self._holdings[serial] = holding
             return serial, units
+
+    def _grow(self, holding: Holding, kind: str, number: int) -> None:
+        with self._lock:
+            assert holding.state == "leased", "only what is leased can grow"
+            free = len(self._unused[kind])
+            if number > free:
+                self._starving.add((holding.id, kind))
+                raise NoRoom(f"no room for {number} more {kind} ({free} free)")
+            self._starving.discard((holding.id, kind))
+            holding.units = {
+                **holding.units,
+                kind: holding.units.get(kind, ()) + self._pop(kind, number),
+            }
+
+    def _pop(self, kind: str, number: int) -> tuple[int, ...]:
+        return tuple(self._unused[kind].pop() for _ in range(number))
 
     def _quarantine(self, holding: Holding, owner: str) -> None:
         with self._lock:
@@ -138,3 +161,4 @@ class Stock:
             del self._holdings[holding.id]
             for kind, numbers in holding.units.items():
                 self._unused[kind].extend(reversed(numbers))
+                self._starving.discard((holding.id, kind))

@@ -16,7 +16,7 @@ from cluster.errors import ProtocolError
 from cluster.messages import Span
 from kv_transfer.blocks import Lease
 from kv_transfer.layout import SPAN_ALIGNMENT, Layout, aligned
-from kv_transfer.slab import Slab
+from kv_transfer.state_memory import StateMemory
 
 
 def push_bytes(layout: Layout, spans: Sequence[Span]) -> int:
@@ -27,7 +27,7 @@ def push_bytes(layout: Layout, spans: Sequence[Span]) -> int:
         raise ProtocolError(f"a push names what cannot be: {error}") from error
 
 
-def pack_push(slab: Slab, lease: Lease, spans: Sequence[Span], out: Tensor) -> int:
+def pack_push(slab: StateMemory, lease: Lease, spans: Sequence[Span], out: Tensor) -> int:
     """Copy the spans' rows to the start of `out` (uint8 [cell]); how many bytes they take.
 
     Raises ValueError for spans that are not within the lease or exceed `out`, whose start must
@@ -41,7 +41,7 @@ def pack_push(slab: Slab, lease: Lease, spans: Sequence[Span], out: Tensor) -> i
     return nbytes
 
 
-def unpack_push(slab: Slab, lease: Lease, spans: Sequence[Span], data: Tensor) -> None:
+def unpack_push(slab: StateMemory, lease: Lease, spans: Sequence[Span], data: Tensor) -> None:
     """Store a push that a peer wrote, `data` uint8 [nbytes], into the lease's memory.
 
     Raises ProtocolError, and stores nothing, for a span that is not declared, not within the

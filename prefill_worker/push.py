@@ -34,8 +34,8 @@ from engine.tasks import in_thread
 from kv_transfer.blocks import Lease
 from kv_transfer.digest import RunningDigest
 from kv_transfer.plan import pack_into_pushes, spans_final_at
-from kv_transfer.slab import Slab
 from kv_transfer.staging import pack_push
+from kv_transfer.state_memory import StateMemory
 from kv_transfer.transport import Transport
 from model.state import StateField
 
@@ -60,7 +60,7 @@ class Outlet:
     def __init__(
         self,
         *,
-        slab: Slab,
+        slab: StateMemory,
         fields: Sequence[StateField],
         transport: Transport,
         cell_bytes: int,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from cluster.errors import ClusterError, ProtocolError, WorkerLost, revive
@@ -26,6 +27,18 @@ from engine.tasks import in_thread, together
 from prefill_worker.push import Outlet, Prompt, Push
 
 
+@dataclass(frozen=True)
+class Moved:
+    """What a rank has handed over since its start; `seconds` in gathering and writing."""
+
+    handoffs: int = 0
+    nbytes: int = 0
+    seconds: float = 0.0
+
+    def plus(self, done: HandedOver) -> Moved:
+        return Moved(self.handoffs + 1, self.nbytes + done.bytes_moved, self.seconds + done.push_s)
+
+
 class Sender:
     """All pushes of one prefill rank, and what it knows of the decode ranks they go to."""
 
@@ -33,6 +46,7 @@ class Sender:
         self._outlet = outlet
         self._peers = peers
         self._wire_form = wire_form
+        self.moved = Moved()
         self._pairs: dict[str, _Pair] = {}  # by the decode rank's incarnation
 
     async def __aenter__(self) -> Sender:
@@ -66,7 +80,9 @@ class Sender:
                 with suppress(ClusterError):
                     await stream.send(Cancelled())
                 raise
-            return push.report()
+            done = push.report()
+            self.moved = self.moved.plus(done)
+            return done
 
     async def _peer(self, decode: Endpoint) -> str:
         """The transport's name for this incarnation; connects when it is first wanted."""

@@ -10,10 +10,10 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import ClassVar
 
-from cluster.config import EngineSection
 from cluster.errors import ClusterError, Draining, ProtocolError, TransferError, WorkerLost
 from cluster.messages import (
     Hello,
@@ -43,10 +43,6 @@ class PrefillRank(Rank):
     role: ClassVar[Role] = "prefill"
 
     @property
-    def section(self) -> EngineSection:
-        return self.config.prefill.engine
-
-    @property
     def schedule(self) -> Schedule:
         return partial(schedule, chunk_tokens=self.section.chunk_tokens)
 
@@ -69,6 +65,7 @@ class PrefillRank(Rank):
         return super().status() | {
             "paired_with": self._sender.paired_with,
             "homeless_blocks": self._homeless_blocks,
+            "moved": asdict(self._sender.moved),
         }
 
     def may_admit(self) -> bool:

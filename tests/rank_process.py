@@ -61,6 +61,11 @@ class RankProcess:
         assert self._process.pid is not None
         os.kill(self._process.pid, how)
 
+    def alive(self, within_s: float = 2.0) -> bool:
+        """Whether the process still exists after that time."""
+        self._process.join(within_s)
+        return self._process.is_alive()
+
     def __enter__(self) -> RankProcess:
         return self
 

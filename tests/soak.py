@@ -3,10 +3,12 @@
     python -m tests.soak --seconds 20 --seed 1
 
 Two prefill and two decode ranks in processes of their own, with real NIXL and the real tiny
-model; random prompts, greedy and seeded; callers that leave or are cut off; ranks that are paused,
-cut off from the CPU for longer than the detection time, or killed and started anew. Answers were
-computed before, by a plain loop over the model. Ends with a table, and with exit code 1 if a token
-was wrong, a block was not given back, or a request did not end.
+model; random prompts, greedy and seeded; callers that leave, are cut off, or find an answer's end
+themselves; ranks that are paused, cut off from the CPU for longer than the detection time, or
+killed and started anew. Decode's memory is promised more than once, so that answers are preempted;
+short prompts are run by decode itself. Answers were computed before, by a plain loop over the
+model. Ends with a table, and with exit code 1 if a token was wrong, a block was not given back, or
+a request did not end.
 """
 
 from __future__ import annotations
@@ -34,6 +36,16 @@ from tests.tiny import SECRET, make_prompt, make_request, tiny_config, until
 
 CONFIG = tiny_config(
     transfer={"transport": "nixl"},
+    decode={
+        "engine": {
+            "num_blocks": 22,
+            "num_slots": 8,
+            "chunk_tokens": 32,
+            "max_length": 512,
+            "output_reserved": 0.0,
+        }
+    },
+    router={"report_s": 0.1, "retry_after_s": 0.05, "local_prefill_tokens": 20},
     wire={"heartbeat_s": 0.2, "t_detect_s": 1.0, "connect_timeout_s": 2.0},
     generation={
         "max_attempts": 10,
@@ -58,6 +70,8 @@ class Tally:
     finished: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     errors: Counter[str] = field(default_factory=Counter)
+    preempted: int = 0
+    paths: Counter[str] = field(default_factory=Counter)  # of all attempts
     attempts_lost: int = 0
     places_lost: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -80,6 +94,8 @@ class Tally:
             ("requests", f"{self.requests}, of these {self.finished} to their end"),
             ("tokens", str(self.tokens)),
             ("faults", f"{self.faults.total()}: {faults}"),
+            ("paths", ", ".join(f"{path} {number}" for path, number in sorted(self.paths.items()))),
+            ("preempted", str(self.preempted)),
             ("attempts lost", f"{self.attempts_lost}; places lost {self.places_lost}"),
             ("recovery", f"p50 {p50} s, max {worst} s, {len(times)} times"),
             ("errors", errors or "none"),
@@ -100,6 +116,7 @@ class Soak:
         self._address: Address | None = None
         self._ranks: dict[str, RankProcess] = {}
         self._serial = 0
+        self._timelines: dict[str, Timeline] = {}  # of requests that have not ended
 
     async def run(self, seconds: float) -> Tally:
         self._address = await self._router.start()
@@ -128,7 +145,9 @@ class Soak:
             self._serial += 1
             named = request.model_copy(update={"request_id": f"soak {self._serial}"})
             expected = self._answers[request]
-            (how,) = self._random.choices([self._whole, self._left, self._cut_off], [75, 15, 10])
+            (how,) = self._random.choices(
+                [self._whole, self._left, self._cut_off, self._stopped], [65, 15, 10, 10]
+            )
             await self._bounded(named, how(named, expected))
 
     async def _bounded(self, request: Request, work: Coroutine[None, None, None]) -> None:
@@ -136,17 +155,27 @@ class Soak:
         try:
             async with asyncio.timeout(HUNG_S):
                 await work
-        except TimeoutError:
-            self.tally.hung.append(request.request_id)
+        except TimeoutError:  # its story tells whether it hung, or was only very unlucky
+            story = self._timelines[request.request_id].summary()
+            self.tally.hung.append(f"{request.request_id}\n{story}")
         except ClusterError as error:
             self.tally.errors[error.kind] += 1
             print(f"{request.request_id}: {error.kind}: {error}", file=sys.stderr)
+        finally:
+            self._timelines.pop(request.request_id, None)
 
     async def _read(
-        self, caller: Caller, request: Request, expected: tuple[int, ...], stop_after: int
+        self,
+        caller: Caller,
+        request: Request,
+        expected: tuple[int, ...],
+        stop_after: int,
+        *,
+        well: bool = False,
     ) -> None:
-        """Tokens, each compared as it comes; leaves after `stop_after` of them."""
+        """Tokens, each compared as it comes; leaves after `stop_after` of them, perhaps `well`."""
         timeline, seen, loss_at = Timeline(), list[int](), 0.0
+        self._timelines[request.request_id] = timeline
         told = 0
         try:
             async with aclosing(caller.generate(request, timeline)) as deltas:
@@ -167,6 +196,8 @@ class Soak:
                         told = len(losses)
                         self.tally.recovery_s.append(now - loss_at)
                     if len(seen) >= stop_after:
+                        if well:
+                            await deltas.stop(stop_after)
                         return
                 if len(seen) != len(expected):
                     self.tally.wrong.append(f"{request.request_id}: ended after {len(seen)}")
@@ -174,11 +205,21 @@ class Soak:
         finally:
             self.tally.tokens += len(seen)
             names = Counter(event.name for event in timeline.events)
+            self.tally.paths.update(
+                event.detail["path"] for event in timeline.events if event.name == "routed"
+            )
+            self.tally.preempted += names["preempted"]
             self.tally.attempts_lost += names["lost"]
             self.tally.places_lost += names["place_lost"]
 
     async def _whole(self, request: Request, expected: tuple[int, ...]) -> None:
         await self._read(self._caller, request, expected, len(expected) + 1)
+
+    async def _stopped(self, request: Request, expected: tuple[int, ...]) -> None:
+        """The client finds the end itself, as with a stop string."""
+        self.tally.faults["client stops"] += 1
+        index = self._random.randint(1, len(expected))
+        await self._read(self._caller, request, expected, index, well=True)
 
     async def _left(self, request: Request, expected: tuple[int, ...]) -> None:
         """The client stops reading after some tokens, or in the middle of anything at all."""
@@ -290,7 +331,10 @@ def prepared(seed: int, number: int) -> dict[Request, tuple[int, ...]]:
         seeded: dict[str, Any] = {"temperature": 1.3, "seed": serial} if dice.random() < 0.5 else {}
         requests.append(
             make_request(
-                make_prompt(length, serial), f"r{serial}", max_tokens=dice.randint(1, 24), **seeded
+                make_prompt(length, serial),
+                f"r{serial}",
+                max_tokens=dice.choice((1, dice.randint(1, 24), dice.randint(40, 80))),
+                **seeded,
             )
         )
     return {request: straight(request) for request in requests}

@@ -15,7 +15,12 @@ from tests.cluster.fakes import LOAD, endpoint
 
 
 def member(
-    name: str, role: Role = "decode", *, incarnation: str = "1", draining: bool = False, **load: int
+    name: str,
+    role: Role = "decode",
+    *,
+    incarnation: str = "1",
+    draining: bool = False,
+    **load: float,
 ) -> Member:
     return Member(
         endpoint=endpoint(name, role, f"{name}:{incarnation}"),
@@ -259,3 +264,62 @@ def test_the_smaller_pool_limit_is_what_is_served() -> None:
         longest_served([member("p0", "prefill", max_length=256), member("d0", max_length=512)])
         == 256
     )
+
+
+# ------------------------------------------------------------------ short prompts, promised memory
+
+
+def near(*members: Member, local_tokens: int, route: Route = ROUTE) -> str | None:
+    """The decode rank that runs the prompt itself; None if it is handed over."""
+    answer = choose(
+        Roster.of((P, *members), now=0.0),
+        route,
+        colocated=False,
+        retry_after_s=0.5,
+        local_tokens=local_tokens,
+    )
+    assert isinstance(answer, Routed)
+    return None if answer.prefill else answer.decode.name
+
+
+def test_a_short_prompt_is_run_by_the_least_busy_decode_rank_with_room_at_once() -> None:
+    busy, idle, full = member("d0", running=3), member("d1"), member("d2", free_blocks=2)
+    assert near(busy, idle, full, local_tokens=100) == "d1"
+    assert near(busy, full, local_tokens=100) == "d0"
+    assert near(full, member("d3", free_slots=0), local_tokens=100) is None
+    assert near(member("d4", draining=True), full, local_tokens=100) is None
+
+
+def test_a_longer_prompt_is_handed_over_and_by_default_every_one_is() -> None:
+    assert near(member("d0"), local_tokens=99) is None
+    assert near(member("d0"), local_tokens=0) is None
+
+
+def test_prompts_that_a_decode_rank_has_still_to_run_count_too() -> None:
+    assert near(member("d0", waiting_tokens=50), local_tokens=150) == "d0"
+    assert near(member("d0", waiting_tokens=51), local_tokens=150) is None
+    roster = Roster.of((P, member("d0")), now=0.0)
+    local = choose(roster, ROUTE, colocated=False, retry_after_s=0.5, local_tokens=150)
+    assert isinstance(local, Routed)
+    charged = roster.charge(ROUTE, local).heard["d0"].member
+    assert near(charged, local_tokens=150) is None
+
+
+def test_a_place_for_state_that_is_there_already_is_no_prompt_to_run() -> None:
+    placing = ROUTE.model_copy(update={"decode_only": True})
+    roster = Roster.of((P, member("d0")), now=0.0)
+    placed = choose(roster, placing, colocated=False, retry_after_s=0.5, local_tokens=200)
+    assert isinstance(placed, Routed)
+    assert roster.charge(placing, placed).heard["d0"].member.load.waiting_tokens == 0
+
+
+def test_room_is_what_a_rank_takes_at_the_start_but_all_of_it_for_a_preempted_request() -> None:
+    """100 positions and 60 to come: 7 blocks for the next token, 9 for half of it, 10 for all."""
+    for part, blocks in ((0.0, 7), (0.5, 9), (1.0, 10)):
+        enough = member("d1", running=9, free_blocks=blocks, output_reserved=part)
+        scarce = member("d0", free_blocks=blocks - 1, output_reserved=part)
+        assert decode_of(scarce, enough) == "d1"
+    whole = ROUTE.model_copy(update={"whole": True})
+    assert decode_of(enough, member("d2", running=10, free_blocks=10), route=whole) == "d1"
+    promised = member("d0", free_blocks=9, output_reserved=0.0)
+    assert decode_of(promised, member("d2", running=10, free_blocks=10), route=whole) == "d2"

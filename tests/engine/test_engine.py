@@ -45,7 +45,7 @@ def lease() -> Lease:
 
 def engine_of(gate: Gate) -> Engine:
     return Engine(
-        schedule=partial(schedule, chunk_tokens=8, max_rows=4),
+        schedule=partial(schedule, chunk_tokens=8, beside_tokens=8, max_rows=4),
         execute=gate,
         eos_token_id=1,
         name="test",

@@ -46,18 +46,20 @@ def test_prefill_is_first_come_first_served_and_fills_its_chunk(
     assert all(grant.samples for grant in grants[:-1])
 
 
-@given(engines(), rows, rows)
+@given(engines(), rows, rows, rows)
 def test_decode_gives_every_answer_a_row_and_prompts_a_bounded_part(
-    requests: list[Progress], chunk: int, max_rows: int
+    requests: list[Progress], chunk: int, beside: int, max_rows: int
 ) -> None:
-    grants = decode_schedule(requests, chunk_tokens=chunk, max_rows=max_rows)
+    """Less of a part where answers share the step: their time per token stays bounded."""
+    grants = decode_schedule(requests, chunk_tokens=chunk, beside_tokens=beside, max_rows=max_rows)
     _check(requests, grants)
     answers = [request for request in requests if request.remaining == 1]
     served = [grant for grant in grants if requests[grant.index].remaining == 1]
     prompts = [grant for grant in grants if requests[grant.index].remaining > 1]
     assert len(served) == min(max_rows, len(answers))
     wanted = sum(request.remaining for request in requests if request.remaining > 1)
-    assert sum(grant.count for grant in prompts) == min(chunk, wanted)
+    most = min(chunk, beside) if answers else chunk
+    assert sum(grant.count for grant in prompts) == min(most, wanted)
 
 
 @given(st.integers(1, 20), rows)
@@ -66,7 +68,7 @@ def test_no_answer_starves_when_there_are_more_than_rows(answers: int, max_rows:
     runs = [0] * answers
     turn = 0
     for _ in range(3 * answers):
-        for grant in decode_schedule(requests, chunk_tokens=4, max_rows=max_rows):
+        for grant in decode_schedule(requests, chunk_tokens=4, beside_tokens=4, max_rows=max_rows):
             turn += 1
             runs[grant.index] += 1
             requests[grant.index] = replace(requests[grant.index], turn=turn)
@@ -81,7 +83,7 @@ def test_a_suspect_runs_alone(requests: list[Progress], chunk: int, data: st.Dat
     requests[suspect] = replace(requests[suspect], alone=True)
     for grants in (
         prefill_schedule(requests, chunk_tokens=chunk),
-        decode_schedule(requests, chunk_tokens=chunk, max_rows=3),
+        decode_schedule(requests, chunk_tokens=chunk, beside_tokens=chunk, max_rows=3),
     ):
         _check(requests, grants)
         assert [grant.index for grant in grants] == [suspect]

@@ -14,7 +14,7 @@ from decode_worker.scheduler import schedule
 from engine.choice import Choice
 from engine.request import Broken, Finished, Prefilled, Removed, Running, stop_ids
 from engine.step_loop import News, Outcome, StepLoop, Work
-from kv_transfer.blocks import Lease
+from kv_transfer.blocks import BlockPool
 
 EOS = 1
 POISON = 13  # a prompt id that the fake model fails on
@@ -28,7 +28,7 @@ def running(
         prompt=pack_ids(ids),
         sampling=Sampling(max_tokens=max_tokens, ignore_stop=ignore_stop),
     )
-    lease = cast(Lease, None)  # the loop never looks at it
+    lease = BlockPool(num_blocks=8, num_slots=1, block_tokens=16).lease(request.longest)
     return Running(request, lease, list(ids), once=once, stop_ids=stop_ids(request, EOS))
 
 
@@ -74,7 +74,7 @@ class Ears:
 
 def start(model: Callable[[Sequence[Work]], Sequence[Outcome]], ears: Ears) -> StepLoop:
     loop = StepLoop(
-        schedule=partial(schedule, chunk_tokens=4, max_rows=8),
+        schedule=partial(schedule, chunk_tokens=4, beside_tokens=4, max_rows=8),
         execute=model,
         deliver=ears,
         name="test",

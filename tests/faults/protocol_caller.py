@@ -20,11 +20,12 @@ from cluster.lifecycle import (
     WorkerGone,
     advance,
 )
-from tests.faults.protocol_world import Caller, D, Job, Leg, Message, P, World, replaced
+from tests.faults.protocol_world import Caller, D, Job, Leg, Message, P, Rules, World, replaced
 
 
 class CallerSide:
     attempts: int
+    rules: Rules
 
     def _caller(self, w: World) -> Iterator[tuple[str, World]]:
         c = w.caller
@@ -38,8 +39,8 @@ class CallerSide:
             life = advance(c.life, SentToPrefill(P))
             caller = c._replace(life=life, attempt=c.attempt + 1, job=job.id, leg=0)
             yield "prefill", w._replace(caller=caller, jobs=(*w.jobs, job), serial=w.serial + 1)
-        if isinstance(c.life, Placing) and not c.leg and not w.memory:
-            leg = Leg(w.serial, (("reserve",),))
+        if isinstance(c.life, Placing) and not c.leg and (c.whole or not w.memory):
+            leg = Leg(w.serial, (("reserve",),), whole=c.whole)
             yield (
                 "reserve",
                 w._replace(caller=c._replace(leg=leg.id), legs=(*w.legs, leg), serial=w.serial + 1),
@@ -93,6 +94,8 @@ class CallerSide:
                 return self._maybe_done(w._replace(caller=c))
             case ("lost",), Pushing():
                 return self._place_lost(w)
+            case ("preempted",), Pushing() | Decoding():
+                return self._preempted(w)
             case _:
                 return self._attempt_lost(w)
 
@@ -109,7 +112,21 @@ class CallerSide:
     def _attempt_lost(self, w: World) -> World:
         w = self._close_leg(self._close_job(w))
         c = w.caller
-        return w._replace(caller=Caller(advance(c.life, WorkerGone()), c.attempt))
+        return w._replace(caller=Caller(advance(c.life, WorkerGone()), c.attempt, whole=c.whole))
+
+    def _preempted(self, w: World) -> World:
+        """As a loss, but it costs no attempt."""
+        w = self._attempt_lost(w)
+        again = w.caller._replace(attempt=w.caller.attempt - 1, whole=self.rules.whole)
+        return w._replace(caller=again)
+
+    def _stop(self, w: World) -> World:
+        """The reader has found the end: decode hears where, and then that he is gone."""
+        for leg in w.legs:
+            if leg.id == w.caller.leg:
+                told = leg._replace(heard=(*leg.heard, ("stop",)))
+                w = w._replace(legs=replaced(w.legs, leg, told))
+        return self._end(w, "stop")
 
     def _end(self, w: World, outcome: Any) -> World:
         w = self._close_leg(self._close_job(w))

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from tests.faults.protocol_world import PUSHES, Leg, Push, Rules, Violated, World, replaced
+from tests.faults.protocol_world import (
+    PUSHES,
+    Leg,
+    Push,
+    Rules,
+    Violated,
+    World,
+    replaced,
+)
 
 
 class DecodeSide:
     rules: Rules
+    ends: bool
 
     def _decode(self, w: World, leg: Leg) -> Iterator[tuple[str, World]]:
         def become(new: Leg | None) -> World:
@@ -22,6 +31,10 @@ class DecodeSide:
         if leg.heard:
             message, rest = leg.heard[0], leg._replace(heard=leg.heard[1:])
             if message == ("reserve",):
+                if w.memory and leg.whole:
+                    if rest.heard:  # whoever waits in turn still hears its caller go
+                        yield "decode hears that it waits in vain", become(None)
+                    return
                 if w.memory:
                     full = rest._replace(state="over", said=(("no room",),))
                     yield "no room", become(full)
@@ -35,6 +48,12 @@ class DecodeSide:
             else:
                 yield "decode hears its caller go", self._release(become(None), leg)
         elif leg.state == "accepted":
+            if self.ends and not leg.whole:
+                if w.preempted > w.faults:  # a loss may take the word of the first one with it
+                    raise Violated("it was preempted again, and nothing was lost since")
+                given = leg._replace(state="over", said=(*leg.said, ("preempted",)))
+                after = self._release(become(given), leg)
+                yield "decode preempts it", after._replace(preempted=w.preempted + 1)
             done = leg._replace(state="over", said=(*leg.said, ("rest",)))
             yield "decode answers", self._release(become(done), leg)
 

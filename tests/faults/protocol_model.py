@@ -21,7 +21,11 @@ ALL_RULES = Rules()
 
 
 class Model(CallerSide, PrefillSide, DecodeSide):
-    def __init__(self, *, faults: int, attempts: int = 2, rules: Rules = ALL_RULES) -> None:
+    def __init__(
+        self, *, faults: int, attempts: int = 2, ends: bool = True, rules: Rules = ALL_RULES
+    ) -> None:
+        """`ends`: decode may preempt, and the caller may find the answer's end."""
+        self.ends = ends
         self.faults = faults
         self.attempts = attempts
         self.rules = rules
@@ -84,6 +88,8 @@ class Model(CallerSide, PrefillSide, DecodeSide):
         """What may happen at any moment, but nobody can wait for."""
         if not world.left and not isinstance(world.caller.life, Finished):
             yield "caller leaves", self._end(world._replace(left=True), "cancelled")
+            if self.ends and world.caller.first:
+                yield "caller stops", self._stop(world._replace(left=True))
         if world.faults < self.faults:
             yield from self._faults(world._replace(faults=world.faults + 1))
 

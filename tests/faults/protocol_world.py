@@ -18,6 +18,7 @@ class Rules(NamedTuple):
     digests: bool = True  # a commit is compared with what stands in the blocks
     quarantine: bool = True  # memory under a live push is not given to others
     push_failed: bool = True  # prefill tells its caller that it cannot get there
+    whole: bool = True  # who was preempted asks for all its memory, and is not preempted again
 
 
 class Caller(NamedTuple):
@@ -28,6 +29,7 @@ class Caller(NamedTuple):
     first: bool = False  # prefill's token is here
     rest: bool = False  # decode's are
     places_lost: int = 0
+    whole: bool = False  # it was preempted
 
 
 class Job(NamedTuple):
@@ -49,6 +51,7 @@ class Leg(NamedTuple):
     heard: tuple[Message, ...]
     said: tuple[Message, ...] = ()
     reservation: int = 0
+    whole: bool = False  # waits for memory rather than be refused, and keeps it
     state: str = "asked"  # granted, accepted
     blocks: tuple[Message, ...] = ()
 
@@ -81,6 +84,7 @@ class World(NamedTuple):
     serial: int = 1
     faults: int = 0
     left: bool = False
+    preempted: int = 0
 
 
 class Violated(AssertionError):
