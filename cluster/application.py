@@ -9,74 +9,46 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import ray
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.util.state import list_actors
 
 from cluster.errors import StartupError
+from cluster.ray_address import check_reachable
 from cluster.ray_services import ApplicationKeys
 from cluster.serve_details import (
     Json,
     declared,
     drain_s,
+    not_running,
     progress,
     proxy_options,
     state_of,
     why_failed,
 )
+from cluster.wanted import Wanted
 
 POLL_S = 0.5
+LOST_S = 3.0  # an application that Serve does not know so long after it was asked for: ask again
 STOP_S = 30.0  # what ending may take beyond the drain
 MOST_ACTORS = 10_000
-IMPORT_PATH = "cluster.launch:build"
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a launch asks of Serve."""
-
-    name: str
-    args: Json  # a change restarts every deployment
-    sizes: Mapping[str, int]  # replicas by deployment; a change only adds or drops replicas
-    surge: bool  # is there room for a whole second application while it replaces the first?
-    runtime_env: Json
-    proxy_port: int  # of Serve's own proxy, if Serve is not running yet; 0: none
-    proxy_host: str
-
-    def schema(self) -> Json:
-        return {
-            "name": self.name,
-            "route_prefix": f"/{self.name}",
-            "import_path": IMPORT_PATH,
-            "runtime_env": self.runtime_env,
-            "external_scaler_enabled": True,
-            "args": self.args,
-            "deployments": [
-                {
-                    "name": name,
-                    "num_replicas": size,
-                    "max_surge_percent": 100 if self.surge else 0,
-                }
-                for name, size in self.sizes.items()
-            ],
-        }
-
-    def proxy(self) -> Json:
-        return {
-            "proxy_location": "HeadOnly" if self.proxy_port else "Disabled",
-            "http_options": {"host": self.proxy_host, "port": self.proxy_port or 8000},
-        }
+class NotRunning(StartupError):
+    """No application of that name runs."""
 
 
 def connect() -> str:
     """Joins the Ray cluster that RAY_ADDRESS names, else one on this host; returns the URL of its
     dashboard. StartupError if there is none."""
     if not ray.is_initialized():
+        check_reachable(os.environ.get("RAY_ADDRESS", "auto"))
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
@@ -84,6 +56,8 @@ def connect() -> str:
                 f"no Ray cluster can be reached ({error}); start one with `ray start --head`, or "
                 "let `tandem up --local` do it"
             ) from error
+        if on_sigterm is not signal.SIG_DFL:  # Ray has put its own in the command's place
+            signal.signal(signal.SIGTERM, on_sigterm)
     given = os.environ.get("RAY_API_SERVER_ADDRESS")
     url = given or ray._private.worker.global_worker.node.address_info["webui_url"]
     if not url:
@@ -124,26 +98,52 @@ class Applications:
             self._client._upload_working_dir_if_needed(runtime_env)
         return runtime_env["working_dir"]
 
-    def put(self, wanted: Wanted) -> Callable[[], None]:
-        """Asks Serve for it; returns how to ask for what ran before."""
-        details = self.details()
-        before = declared(details)
-        others = [schema for schema in before if schema["name"] != wanted.name]
-        running = details.get("controller_info", {}).get("actor_id") is not None
-        proxy = proxy_options(details) if running else wanted.proxy()
-        self._deploy({**proxy, "applications": [*others, wanted.schema()]})
-        return lambda: self._deploy({**proxy, "applications": before})
+    @contextmanager
+    def trial(self, wanted: Wanted) -> Iterator[None]:
+        """Asks Serve for it. If the block does not end well, asks for what ran before."""
+        before = [one for one in declared(self.details()) if one["name"] == wanted.name]
+        self.put(wanted)
+        try:
+            yield
+        except BaseException:
+            self._put(wanted.name, before, wanted.proxy())
+            raise
+
+    def put(self, wanted: Wanted) -> None:
+        """Asks Serve for it, and for all others as they are."""
+        self._put(wanted.name, [wanted.schema()], wanted.proxy())
+
+    def scale(self, name: str, deployment: str, size: int) -> None:
+        """Asks Serve for so many replicas; those that are too many drain."""
+        path = f"/api/v1/applications/{name}/deployments/{deployment}/scale"
+        with _dashboard_says():
+            answer = self._client._do_request("POST", path, json_data={"target_num_replicas": size})
+            if answer.status_code != 200:
+                raise RuntimeError(f"{answer.status_code} {answer.text}")
 
     def wait_until_healthy(
-        self, name: str, *, limit_s: float, say: Callable[[str], None], check: Callable[[], None]
+        self,
+        name: str,
+        *,
+        limit_s: float,
+        say: Callable[[str], None],
+        check: Callable[[], None],
+        lost: Callable[[], None],
     ) -> None:
         """Says each change; StartupError with a failed replica's own words, or at the limit.
 
-        `check` is called between looks and may raise: it knows why nothing could be placed.
+        Both may raise: `check` is called between looks and knows why nothing could be placed;
+        `lost` when Serve has heard of no such application for a while.
         """
-        began, said = time.monotonic(), ""
+        began = seen = time.monotonic()
+        said = ""
         while True:
-            application = self.find(name)
+            application, now = self.find(name), time.monotonic()
+            if application is not None and application["status"] != "DELETING":
+                seen = now
+            elif now - seen > LOST_S:
+                lost()
+                seen = now
             state, line = state_of(application), progress(application)
             if line != said:
                 said = line
@@ -152,17 +152,15 @@ class Applications:
                 return
             if state == "failed":
                 raise StartupError(why_failed(application))
-            if time.monotonic() - began > limit_s:
+            if now - began > limit_s:
                 raise StartupError(f"not healthy after {limit_s:.0f} s: {line}")
             check()
             time.sleep(POLL_S)
 
     def remove(self, name: str, *, limit_s: float) -> None:
         """Ends the application and waits for its drain; Serve too, if nothing else runs on it."""
-        details = self.details()
-        if name in details["applications"]:
-            others = [schema for schema in declared(details) if schema["name"] != name]
-            self._deploy({**proxy_options(details), "applications": others})
+        if self.find(name) is not None:
+            self._put(name, [], {})
             deadline = time.monotonic() + limit_s
             while self.find(name) is not None:
                 if time.monotonic() > deadline:
@@ -172,9 +170,14 @@ class Applications:
             with _dashboard_says():
                 self._client.delete_applications()
 
-    def _deploy(self, config: Json) -> None:
+    def _put(self, name: str, schemas: list[Json], proxy: Json) -> None:
+        """The whole of what Serve shall run: these for `name`, and the others as they are."""
+        details = self.details()
+        others = [one for one in declared(details) if one["name"] != name]
+        if details.get("controller_info", {}).get("actor_id") is not None:
+            proxy = proxy_options(details)
         with _dashboard_says():
-            self._client.deploy_applications(config)
+            self._client.deploy_applications({**proxy, "applications": [*others, *schemas]})
 
 
 @contextmanager
@@ -187,13 +190,14 @@ def _dashboard_says() -> Iterator[None]:
 
 
 def take_down(name: str, *, say: Callable[[str], None]) -> None:
-    """Drains and ends the application, with its keys; StartupError names what is left of it."""
+    """Drains and ends the application, with its keys. NotRunning, or StartupError that names what
+    is left of it."""
     applications = Applications(connect())
     running = applications.find(name)
     keys = ApplicationKeys(name)
     if running is None and not keys.left():
-        say(f"{name} does not run")
-        return
+        raise NotRunning(not_running(name, applications.details()))
+    keys.end_launch()  # one that still waits shall not ask for it again
     say(f"draining {name}")
     applications.remove(name, limit_s=drain_s(running) + STOP_S)
     keys.delete_all()

@@ -28,20 +28,20 @@ from cluster.messages import Address, Member, Request, Sampling, pack_ids
 from cluster.router_link import FindRouter
 
 T = TypeVar("T")
-_SWITCHES = ("ignore_stop",)  # all else is numbers, and "0.7" and True are none, as over HTTP
+_NO_NUMBERS = ("ignore_stop", "grammar")  # all else is, and "0.7" and True are none, as over HTTP
 
 
 def build_request(
     prompt_token_ids: Sequence[int], *, request_id: str | None = None, **sampling: Any
 ) -> Request:
-    """`sampling` are fields of cluster.request.Sampling. A missing seed is drawn here, once.
+    """`sampling` are fields of cluster.request.Sampling, `grammar` a Grammar from there.
 
-    BadRequest names the value that cannot be.
+    A missing seed is drawn here, once. BadRequest names the value that cannot be.
     """
     if sampling.get("seed") is None:
         sampling["seed"] = secrets.randbits(63)
     for name, value in sampling.items():
-        if isinstance(value, str | bool) and name not in _SWITCHES:
+        if isinstance(value, str | bool) and name not in _NO_NUMBERS:
             raise BadRequest(f"{name}: must be a number or numbers, not {value!r}")
     try:
         return Request(

@@ -10,20 +10,25 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 if __name__ == "__main__":  # a script's own folder is first on the path; the root belongs there
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from cluster import local_ray
-from cluster.config import ClusterConfig, load_config, parse_config
+from cluster import environment, local_ray
+from cluster.config import ClusterConfig, load_config, parse_config, setting_names
+from cluster.deployment_options import autoscaling, deployment_options
 from cluster.errors import StartupError
-from cluster.packing import Domain
+from cluster.packing import domain_of
+from cluster.pools import pools
 from cluster.serve_details import Json, arguments_of
+from cluster.wanted import differences, sizes_to_ask, wanted_of
 
 if TYPE_CHECKING:
     from ray import serve
@@ -33,7 +38,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT_CONFIG = ROOT / "deploy" / "configs" / "local.toml"
 SERVE_START_S = 60.0  # what Serve may take on top of what the ranks may take
-STOP_MARGIN_S = 10.0  # what Serve grants a replica beyond its drain, before it kills it
+UNDO_S = 20.0  # what ending an application may take that never became healthy
 Say = Callable[[str], None]
 
 
@@ -42,6 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_arguments(parser)
     options = parser.parse_args(arguments)
     local_ray.prefer()
+    # so that `ray job stop` ends what was begun; it sends SIGKILL three seconds later
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
         launch(load_config(options.config, options.set), say=timed())
     except StartupError as error:
@@ -72,12 +79,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def timed() -> Say:
+def timed(stream: TextIO | None = None) -> Say:
     """Prints lines with the seconds since now in front, each at once."""
     began = time.monotonic()
 
     def say(line: str) -> None:
-        print(f"{time.monotonic() - began:6.1f} s  {line}", flush=True)
+        print(f"{time.monotonic() - began:6.1f} s  {line}", file=stream, flush=True)
 
     return say
 
@@ -97,13 +104,13 @@ def remarks(config: ClusterConfig) -> list[str]:
 
 def launch(config: ClusterConfig, *, say: Say) -> None:
     """Until the application is healthy. StartupError leaves what ran before as it was."""
-    from cluster.application import Applications, Wanted, connect
+    from cluster.application import Applications, connect
     from cluster.http_port import check_http_port, fingerprint
     from cluster.preflight import Preflight, is_head_node
     from cluster.ray_services import ApplicationKeys
 
     _check_files(config)
-    for remark in remarks(config):
+    for remark in [*remarks(config), *environment.remarks(os.environ, setting_names())]:
         say(f"note: {remark}")
     applications = Applications(connect())
     keys = ApplicationKeys(config.name)
@@ -111,94 +118,77 @@ def launch(config: ClusterConfig, *, say: Say) -> None:
     sizes = sizes_to_ask(config, running, keys.asked_sizes())
     say(f"{config.name}: " + ", ".join(f"{name} x {size}" for name, size in sizes.items()))
     preflight = Preflight(config, sizes)
-    domain = preflight.domain(preferred=_domain_of(running))
+    domain = preflight.domain(preferred=domain_of(arguments_of(running)))
     if is_head_node():
-        owner = fingerprint(keys.secret()) if running else None
+        secret = keys.find_secret()  # who has it may listen beside its predecessor
+        owner = fingerprint(secret) if secret else None
         asyncio.run(check_http_port(config.http.host, config.http.port, owner))
-    wanted = Wanted(
-        name=config.name,
-        args=build_arguments(config, domain),
-        sizes=sizes,
-        surge=preflight.fits_beside_itself(domain),
-        runtime_env=_code(applications),
-        proxy_port=config.http.proxy_port,
-        proxy_host=config.http.host,
-    )
-    undo = applications.put(wanted)
+    surge = preflight.fits_beside_itself(domain)
+    wanted = wanted_of(config, sizes, domain, code=_code(applications), surge=surge)
+    for change in differences(running, wanted):
+        say(change)
+    launch_id = keys.begin_launch()
+
+    def ask_again() -> None:  # another launch read what there is before it could see ours
+        if keys.launch() != launch_id:
+            raise StartupError(f"{config.name} was taken down while it started")
+        applications.put(wanted)
+
     try:
-        applications.wait_until_healthy(
-            config.name,
-            limit_s=config.life.start_timeout_s + SERVE_START_S,
-            say=say,
-            check=preflight.check_waiting,
-        )
+        with applications.trial(wanted):
+            applications.wait_until_healthy(
+                config.name,
+                limit_s=config.life.start_timeout_s + SERVE_START_S,
+                say=say,
+                check=preflight.check_waiting,
+                lost=ask_again,
+            )
     except BaseException:
-        undo()
+        if running is None:
+            keys.delete_all()  # at once: a job that is stopped has three seconds
+            applications.remove(config.name, limit_s=UNDO_S)
+            keys.delete_all()  # what was still being built may have made them again
+        else:
+            say("what ran before goes on")
+            keys.end_launch()
         raise
+    keys.end_launch()
     keys.remember_sizes({"prefill": config.prefill.groups, "decode": config.decode.groups})
     say(f"healthy; HTTP on http://{config.http.host}:{config.http.port}/v1")
 
 
 def build(args: Mapping[str, Any]) -> serve.Application:
-    """The Serve application: args are `config`, a tree, and `domain`, a label selector or None."""
+    """The Serve application: args are `config`, a tree, and `domain`, a label selector or None.
+
+    A launch sends only the outline of its configuration and overrides the options of each
+    deployment; elsewhere, in a RayService for example, the whole of it may stand in the args.
+    """
     from ray import serve
 
-    from cluster.deployments import Group, RouterDeployment
+    from cluster.deployments import Group
     from cluster.ingress import Ingress
-    from cluster.preflight import HEAD_CPUS, group_bundles, pools
     from cluster.ray_services import ApplicationKeys
+    from cluster.router_deployment import RouterDeployment
 
     config = parse_config(args["config"])
     domain = args.get("domain")
     ApplicationKeys(config.name).make_secret()
-    patience = {
-        "health_check_period_s": config.life.health_period_s,
-        "graceful_shutdown_timeout_s": config.life.drain_timeout_s + STOP_MARGIN_S,
-        "graceful_shutdown_wait_loop_s": 0.1,
-    }
-    router = serve.deployment(
-        RouterDeployment, name="Router", ray_actor_options={"num_cpus": 0.0}, **patience
-    )
+    options = deployment_options(config)
+    chosen = autoscaling(config)
+    router = serve.deployment(RouterDeployment, name="Router", **options["Router"])
     groups = [
         serve.deployment(
             Group,
             name=name,
-            num_replicas=pool.groups,
-            ray_actor_options={"num_cpus": HEAD_CPUS},
-            placement_group_bundles=group_bundles(pool),
-            placement_group_strategy="PACK",
             placement_group_bundle_label_selector=[domain] if domain else None,
-            **patience,
-        ).bind(name.lower(), config)
+            num_replicas=None if name in chosen else pool.groups,
+            autoscaling_config=chosen.get(name),
+            **options[name],
+        ).bind(name.lower())
         for name, pool in pools(config).items()
     ]
-    ingress = serve.deployment(
-        Ingress,
-        name="Ingress",
-        ray_actor_options={"num_cpus": 0.0, "resources": {"node:__internal_head__": 0.001}},
-        max_ongoing_requests=config.http.max_concurrent,
-        **patience,
-    )
-    return ingress.bind(config, [router.bind(config), *groups])
-
-
-# ------------------------------------------------------------------ what to ask for
-
-
-def sizes_to_ask(
-    config: ClusterConfig, running: Json | None, asked_before: Mapping[str, int]
-) -> dict[str, int]:
-    """Replicas by deployment: the scale that is running, unless the configuration's number has
-    changed since the last launch."""
-    asked = {"prefill": config.prefill.groups, "decode": config.decode.groups}
-    sizes = {"Ingress": 1, "Router": 1} | {
-        name.capitalize(): groups for name, groups in asked.items() if groups
-    }
-    for name, deployment in (running["deployments"] if running else {}).items():
-        same = asked_before.get(name.lower()) == asked.get(name.lower())
-        if name in sizes and same:
-            sizes[name] = max(1, deployment["target_num_replicas"])
-    return sizes
+    ingress = serve.deployment(Ingress, name="Ingress", **options["Ingress"])
+    return ingress.bind([router.bind(), *groups])
 
 
 def _check_files(config: ClusterConfig) -> None:
@@ -206,19 +196,6 @@ def _check_files(config: ClusterConfig) -> None:
     for name in ("config.json", "tokenizer.json"):
         if not (folder / name).is_file():
             raise StartupError(f"model.path: {config.model.path} has no {name}")
-
-
-def build_arguments(config: ClusterConfig, domain: Domain | None) -> Json:
-    """Of `build`. Without the numbers of groups: scaling must not restart anything."""
-    tree = config.model_dump(mode="json")
-    for pool in ("prefill", "decode"):
-        tree[pool]["groups"] = min(tree[pool]["groups"], 1)
-    return {"config": tree, "domain": domain.selector if domain else None}
-
-
-def _domain_of(running: Json | None) -> Domain | None:
-    selector = arguments_of(running).get("domain") or {}
-    return next((Domain(label, value) for label, value in selector.items()), None)
 
 
 def _code(applications: Applications) -> Json:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.errors import StartupError
 
@@ -45,6 +46,12 @@ class Domain:
         return {self.label: self.value}
 
 
+def domain_of(arguments: Mapping[str, Any]) -> Domain | None:
+    """The domain in an application's arguments, a label selector."""
+    selector = arguments.get("domain") or {}
+    return next((Domain(label, value) for label, value in selector.items()), None)
+
+
 def choose_domain(
     nodes: Sequence[Node], bundles: Sequence[Bundle], *, preferred: Domain | None = None
 ) -> Domain | None:
@@ -56,7 +63,7 @@ def choose_domain(
     if not domains:
         lacking = first_unplaced(nodes, bundles)
         if lacking is not None:
-            raise StartupError(_explain(nodes, lacking, bundles))
+            raise StartupError(explain_unplaced(nodes, lacking, bundles))
         return None
     for domain in sorted(domains, key=lambda domain: domain != preferred):
         if first_unplaced(domains[domain], bundles) is None:
@@ -65,7 +72,7 @@ def choose_domain(
     lacking = first_unplaced(domains[domain], bundles)
     assert lacking is not None
     where = f"no domain fits both pools; in the largest, {domain.label}={domain.value}: "
-    raise StartupError(where + _explain(domains[domain], lacking, bundles))
+    raise StartupError(where + explain_unplaced(domains[domain], lacking, bundles))
 
 
 def first_unplaced(nodes: Sequence[Node], bundles: Sequence[Bundle]) -> Bundle | None:
@@ -80,6 +87,27 @@ def first_unplaced(nodes: Sequence[Node], bundles: Sequence[Bundle]) -> Bundle |
         else:
             return bundle
     return None
+
+
+def explain_unplaced(nodes: Sequence[Node], lacking: Bundle, bundles: Sequence[Bundle]) -> str:
+    """Which bundle lacks what, what is asked for in all, and what each node has."""
+    names = sorted({name for bundle in bundles for name in bundle.needs})
+    asked = {name: sum(bundle.needs.get(name, 0.0) for bundle in bundles) for name in names}
+    lines = [
+        f"{lacking.owner} cannot be placed: its bundle needs {_amounts(lacking.needs)}",
+        f"the launch asks for {_amounts(asked)} in {len(bundles)} bundles; this cluster has",
+    ]
+    for node in nodes:
+        parts = [
+            f"{name} {node.free.get(name, 0.0):g} free of {node.total.get(name, 0.0):g}"
+            for name in names
+        ]
+        lines.append(f"  node {node.name}: {', '.join(parts)}")
+    if not nodes:
+        lines.append("  no node")
+    elif not any(_fits(lacking.needs, node.total) for node in nodes):
+        lines.append("  no node is large enough for that bundle, even when empty")
+    return "\n".join(lines)
 
 
 def _domains(nodes: Sequence[Node]) -> dict[Domain, list[Node]]:
@@ -99,26 +127,6 @@ def _size(bundle: Bundle) -> tuple[float, float]:
 
 def _fits(needs: Resources, free: Resources) -> bool:
     return all(free.get(name, 0.0) >= amount - 1e-6 for name, amount in needs.items())
-
-
-def _explain(nodes: Sequence[Node], lacking: Bundle, bundles: Sequence[Bundle]) -> str:
-    names = sorted({name for bundle in bundles for name in bundle.needs})
-    asked = {name: sum(bundle.needs.get(name, 0.0) for bundle in bundles) for name in names}
-    lines = [
-        f"{lacking.owner} cannot be placed: its bundle needs {_amounts(lacking.needs)}",
-        f"the launch asks for {_amounts(asked)} in {len(bundles)} bundles; this cluster has",
-    ]
-    for node in nodes:
-        parts = [
-            f"{name} {node.free.get(name, 0.0):g} free of {node.total.get(name, 0.0):g}"
-            for name in names
-        ]
-        lines.append(f"  node {node.name}: {', '.join(parts)}")
-    if not nodes:
-        lines.append("  no node")
-    elif not any(_fits(lacking.needs, node.total) for node in nodes):
-        lines.append("  no node is large enough for that bundle, even when empty")
-    return "\n".join(lines)
 
 
 def _amounts(needs: Resources) -> str:

@@ -13,25 +13,12 @@ import ray
 from ray._private.state import available_resources_per_node
 from ray.util import placement_group_table
 
-from cluster.config import ClusterConfig, PoolSection
+from cluster.config import ClusterConfig
 from cluster.errors import StartupError
-from cluster.packing import Bundle, Domain, Node, choose_domain, first_unplaced
+from cluster.packing import Bundle, Domain, Node, choose_domain, explain_unplaced, first_unplaced
+from cluster.pools import group_bundles, pools
 
-HEAD_CPUS = 0.05  # a group's head sleeps nearly always; Ray only needs something to place
 PLACEMENT_WAIT_S = 20.0  # a bundle that waits longer than this for its place will not get one
-
-
-def pools(config: ClusterConfig) -> dict[str, PoolSection]:
-    """Pools by the name of their deployment; a pool of no groups is not deployed."""
-    named = {"Prefill": config.prefill, "Decode": config.decode}
-    return {name: pool for name, pool in named.items() if pool.groups}
-
-
-def group_bundles(pool: PoolSection) -> list[dict[str, float]]:
-    """Resources of one group: its head, then one bundle a rank."""
-    head = {"CPU": HEAD_CPUS}
-    rank = {name: amount for name, amount in (("CPU", pool.cpus), ("GPU", pool.gpus)) if amount}
-    return [head, *[dict(rank or head) for _ in range(pool.ranks)]]
 
 
 def is_head_node() -> bool:
@@ -60,11 +47,16 @@ class Preflight:
         """Where it fits: one domain, or None where no GPU needs one. StartupError: it does not."""
         return choose_domain(self._nodes(), self._bundles, preferred=preferred)
 
+    def check_in(self, domain: Domain | None) -> None:
+        """StartupError if it does not fit where the application runs already."""
+        nodes = _within(self._nodes(), domain)
+        lacking = first_unplaced(nodes, self._bundles)
+        if lacking is not None:
+            raise StartupError(explain_unplaced(nodes, lacking, self._bundles))
+
     def fits_beside_itself(self, domain: Domain | None) -> bool:
         """Whether a new version can start before the running one ends."""
-        nodes = self._nodes(own_is_free=False)
-        if domain is not None:
-            nodes = [node for node in nodes if node.labels.get(domain.label) == domain.value]
+        nodes = _within(self._nodes(own_is_free=False), domain)
         return first_unplaced(nodes, self._bundles) is None
 
     def check_waiting(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,7 +66,7 @@ class Preflight:
         self._waiting_since = {name: self._waiting_since.get(name, now) for name in waiting}
         for name, since in self._waiting_since.items():
             if now - since > PLACEMENT_WAIT_S:
-                self.domain()
+                self.domain()  # which says what lacks, if it does not fit any more
                 raise StartupError(
                     f"{name} has waited {PLACEMENT_WAIT_S:.0f} s for its place though it should "
                     "fit; the Ray dashboard shows its placement group"
@@ -108,6 +100,12 @@ class Preflight:
             for group in placement_group_table().values()
             if group["name"].startswith(prefix) and group["state"] != "REMOVED"
         ]
+
+
+def _within(nodes: list[Node], domain: Domain | None) -> list[Node]:
+    if domain is None:
+        return nodes
+    return [node for node in nodes if node.labels.get(domain.label) == domain.value]
 
 
 def _named(group: str, bundles: list[dict[str, float]]) -> list[Bundle]:

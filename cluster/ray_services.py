@@ -1,8 +1,8 @@
 """What the processes of one application find in Ray's internal key-value store.
 
-Three keys an application: its secret (made once, kept over later submits), where the leading
-router listens, and the pool sizes last asked for. Calls block for about a millisecond; the
-coroutines run them in a thread. Knows nothing of what the values are for.
+Four keys an application: its secret (made once, kept over later submits), where the leading
+router listens, the pool sizes last asked for, and which launch is under way. Calls block for
+about a millisecond; the coroutines run them in a thread. Knows nothing of what the values are for.
 """
 
 from __future__ import annotations
@@ -45,13 +45,16 @@ class ApplicationKeys:
 
     def secret(self) -> bytes:
         """StartupError where no launch has made one."""
-        secret = self._get("secret")
+        secret = self.find_secret()
         if secret is None:
             raise StartupError(
                 f"application {self._application!r} has no secret in this Ray cluster; launch it "
                 "first"
             )
         return secret
+
+    def find_secret(self) -> bytes | None:
+        return self._get("secret")
 
     def router(self) -> RouterRecord | None:
         """The newest incarnation that has published itself."""
@@ -80,8 +83,21 @@ class ApplicationKeys:
     def remember_sizes(self, sizes: dict[str, int]) -> None:
         self._put("sizes", json.dumps(sizes).encode())
 
+    def begin_launch(self) -> str:
+        """Says which launch is under way: the last that began."""
+        launch = secrets.token_hex(8)
+        self._put("launch", launch.encode())
+        return launch
+
+    def launch(self) -> str | None:
+        found = self._get("launch")
+        return None if found is None else found.decode()
+
+    def end_launch(self) -> None:
+        self._delete("launch")
+
     def delete_all(self) -> None:
-        for name in ("secret", "router", "sizes"):
+        for name in ("secret", "router", "sizes", "launch"):
             self._delete(name)
 
     def left(self) -> list[str]:
@@ -101,3 +117,9 @@ class ApplicationKeys:
 
     def _delete(self, name: str) -> None:
         internal_kv._internal_kv_del(self._key(name), namespace=NAMESPACE)
+
+
+def all_keys() -> list[str]:
+    """Every key of every application, as `application/name`."""
+    keys = internal_kv._internal_kv_list(b"", namespace=NAMESPACE)
+    return [key.decode() for key in keys]

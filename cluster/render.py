@@ -15,8 +15,9 @@ from typing import Any
 
 from cluster.config import ClusterConfig, load_config
 from cluster.errors import StartupError
-from cluster.launch import add_arguments, sizes_to_ask, wanted_of
+from cluster.launch import add_arguments
 from cluster.packing import Domain
+from cluster.wanted import sizes_to_ask, wanted_of
 
 RENDER = "the Serve configuration of a launch as YAML, for a RayService's serveConfigV2"
 KEY = "serveConfigV2"

@@ -11,12 +11,12 @@ from typing import Any
 from ray.util.state import list_actors
 
 from cluster.application import MOST_ACTORS, Applications
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, parse_config
 from cluster.errors import ClusterError, StartupError
 from cluster.members import ask_members
 from cluster.messages import Member
 from cluster.ray_services import ApplicationKeys
-from cluster.serve_details import Json, arguments_of
+from cluster.serve_details import Json, config_of
 from cluster.wire import Identity, new_incarnation
 
 
@@ -25,8 +25,8 @@ def collect(name: str, dashboard: str) -> Json:
     application = Applications(dashboard).find(name)
     if application is None:
         return {"application": None, "deployments": [], "groups": [], "router": None}
-    arguments = arguments_of(application)
-    config = ClusterConfig.model_validate(arguments["config"]) if arguments else ClusterConfig()
+    tree = config_of(application)
+    config = ClusterConfig() if tree is None else parse_config(tree)
     keys = ApplicationKeys(name)
     router, members = asyncio.run(_ask_router(keys, config))
     return {

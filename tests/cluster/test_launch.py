@@ -12,10 +12,21 @@ import pytest
 
 from cluster import launch
 from cluster.config import ClusterConfig, load_config, parse_config
-from cluster.launch import ROOT, build_arguments, remarks, sizes_to_ask
-from cluster.packing import Domain
+from cluster.deployment_options import DIGEST, deployment_options
+from cluster.errors import StartupError
+from cluster.launch import ROOT, remarks
+from cluster.packing import Domain, domain_of
 from cluster.rank_actor import resolve
-from cluster.serve_details import progress, state_of, why_failed
+from cluster.scale import deployments_to_scale
+from cluster.serve_details import (
+    DeploymentState,
+    declared,
+    deployment_state,
+    progress,
+    state_of,
+    why_failed,
+)
+from cluster.wanted import outline, sizes_to_ask
 
 CONFIGS = sorted((ROOT / "deploy" / "configs").glob("*.toml"))
 TRACE = """The deployment failed to start 1 times in a row. Error:
@@ -95,13 +106,73 @@ def test_a_pool_of_no_groups_is_not_deployed() -> None:
     assert sizes_to_ask(sized(0, 1), None, {}) == {"Ingress": 1, "Router": 1, "Decode": 1}
 
 
-def test_the_scale_is_no_argument_and_everything_else_is() -> None:
-    assert build_arguments(sized(1, 1), None) == build_arguments(sized(4, 8), None)
-    assert build_arguments(sized(0, 1), None) != build_arguments(sized(1, 1), None)
+def test_only_what_restarts_everything_is_an_argument() -> None:
+    changed = parse_config({"decode": {"groups": 7, "engine": {"num_blocks": 9}}})
+    assert outline(changed, None) == outline(sized(1, 1), None)
+    assert outline(sized(0, 1), None) != outline(sized(1, 1), None)
     domain = Domain("tandem/domain", "nvl-1")
-    arguments = build_arguments(sized(), domain)
-    assert arguments["domain"] == {"tandem/domain": "nvl-1"}
-    assert parse_config(arguments["config"]) == sized()
+    assert outline(sized(), domain)["domain"] == {"tandem/domain": "nvl-1"}
+    assert domain_of(outline(sized(), domain)) == domain
+    assert domain_of(outline(sized(), None)) is None
+
+
+def test_serve_replaces_a_deployment_for_its_mark_and_tells_all_the_settings() -> None:
+    before = deployment_options(sized())
+    after = deployment_options(parse_config({"decode": {"engine": {"num_blocks": 9}}}))
+
+    def mark(options: dict[str, Any]) -> str:
+        return str(options["ray_actor_options"]["runtime_env"]["env_vars"][DIGEST])
+
+    assert [name for name in before if mark(before[name]) != mark(after[name])] == ["Decode"]
+    for options in after.values():
+        assert parse_config(options["user_config"]).decode.engine.num_blocks == 9
+
+
+def test_others_are_written_back_at_the_scale_that_they_have_now() -> None:
+    schema = {"name": "green", "deployments": [{"name": "Decode", "num_replicas": 1}]}
+    details = {
+        "applications": {
+            "green": running(Decode=3) | {"deployed_app_config": schema, "status": "RUNNING"},
+            "going": running(Decode=1) | {"deployed_app_config": schema, "status": "DELETING"},
+            "alien": running(Decode=1) | {"deployed_app_config": None, "status": "RUNNING"},
+        }
+    }
+    (green,) = declared(details)
+    assert green == {"name": "green", "deployments": [{"name": "Decode", "num_replicas": 3}]}
+
+
+def test_an_autoscaled_pool_is_written_back_as_it_was_asked_for() -> None:
+    schema = {"name": "green", "deployments": [{"name": "Decode", "num_replicas": "auto"}]}
+    green = running(Decode=3) | {"deployed_app_config": schema, "status": "RUNNING"}
+    assert declared({"applications": {"green": green}}) == [schema]
+
+
+def test_a_deployment_is_scaled_when_nobody_starts_or_drains_any_more() -> None:
+    def state(*states: str, status: str = "HEALTHY", message: str = "") -> DeploymentState:
+        replicas = [{"state": one} for one in states]
+        return deployment_state({"status": status, "message": message, "replicas": replicas}, 2)
+
+    assert state("RUNNING", "RUNNING") == DeploymentState("2/2", done=True, failed=False)
+    assert state("RUNNING", "STARTING", status="UPSCALING").line == "1/2, 1 starting"
+    assert not state("RUNNING", "RUNNING", "STOPPING").done
+    assert state("RUNNING", status="UPSCALING", message=TRACE).failed
+    assert not state("RUNNING", "RUNNING", message=TRACE).failed  # an old one
+
+
+@pytest.mark.parametrize(
+    ("tree", "wanted", "why"),
+    [
+        ({}, {"decoder": 2}, "unknown pool 'decoder': tandem has decode and prefill"),
+        ({"prefill": {"groups": 0}}, {"prefill": 2}, "unknown pool 'prefill': tandem has decode"),
+        ({"autoscale": {"enabled": True}}, {"decode": 2}, "Serve chooses .* \\(decode 1 to 4\\)"),
+    ],
+)
+def test_what_cannot_be_scaled_is_refused_with_the_reason(
+    tree: dict[str, Any], wanted: dict[str, int], why: str
+) -> None:
+    with pytest.raises(StartupError, match=why):
+        deployments_to_scale(parse_config(tree), wanted)
+    assert deployments_to_scale(sized(), {"decode": 3}) == {"Decode": 3}
 
 
 def test_an_application_is_healthy_when_all_of_it_is() -> None:

@@ -22,9 +22,10 @@ from ray.autoscaler._private.local.config import prepare_local
 from cluster.config import load_config, parse_config
 from cluster.deployment_options import deployment_options
 from cluster.errors import StartupError
-from cluster.launch import build, wanted_of
+from cluster.launch import build
 from cluster.packing import DOMAIN_LABELS
 from cluster.render import add_render
+from cluster.wanted import wanted_of
 
 ROOT = Path(__file__).parents[2]
 KUBERAY = ROOT / "deploy" / "kuberay"

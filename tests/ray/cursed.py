@@ -1,7 +1,8 @@
-"""A rank that cannot start."""
+"""Ranks that cannot start."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 
@@ -10,3 +11,8 @@ class CursedRank:
 
     async def start(self) -> None:
         raise RuntimeError("the weights are cursed")
+
+
+class HangingRank(CursedRank):
+    async def start(self) -> None:
+        await asyncio.Event().wait()

@@ -1,0 +1,1 @@
+"""The commands that operate a cluster; cluster/cli.py lists them and all others."""
