@@ -95,7 +95,8 @@ def remarks(config: ClusterConfig) -> list[str]:
     found = []
     if any(pool.gpus for pool in pools):
         found.append(
-            "the engine computes on the CPU so far: ranks hold their GPUs and leave them idle"
+            "on GPUs this version computes in float32 by torch's own ops, and moves state through "
+            "host memory: right, but slow"
         )
     if any(pool.ranks > 1 for pool in pools):
         found.append("ranks of a group do not share experts so far: each loads the whole model")

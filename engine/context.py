@@ -13,21 +13,27 @@ import torch
 from torch import Tensor
 
 from cluster.messages import Request, unpack_ids
+from engine.grammar import Constraint
 
 
 class Context:
     """`token_ids` are prompt and output so far, of all attempts; the list may go on growing.
 
-    `stop_ids` are those that would end the answer.
+    `stop_ids` are those that would end the answer; `grammar` is there if the request has one.
     """
 
     def __init__(
-        self, request: Request, token_ids: Sequence[int], stop_ids: frozenset[int] = frozenset()
+        self,
+        request: Request,
+        token_ids: Sequence[int],
+        stop_ids: frozenset[int] = frozenset(),
+        grammar: Constraint | None = None,
     ) -> None:
         self.request = request
+        self.grammar = grammar
         self.sampling = request.sampling
         self._token_ids = token_ids
-        self._stop_ids = tuple(stop_ids)
+        self._stop_ids = tuple(sorted(stop_ids))
         self._counts: Tensor | None = None
         self._counted = request.prompt_length  # ids that are in it already
 
@@ -47,6 +53,7 @@ class Context:
             or sampling.bad_words
             or sampling.allowed_token_ids is not None
             or sampling.min_tokens
+            or sampling.grammar is not None
         )
 
     @cached_property
@@ -101,9 +108,17 @@ class Context:
             for *others, last in self.sampling.bad_words
             if not others or end[-len(others) :] == others
         ]
-        if length < self.sampling.min_tokens:
-            ids += self._stop_ids
-        return ids
+        return ids if self.may_stop else [*ids, *self._stop_ids]
+
+    @property
+    def may_stop(self) -> bool:
+        """The output has min_tokens tokens."""
+        length = len(self._token_ids) - self.request.prompt_length
+        return length >= self.sampling.min_tokens
+
+    @cached_property
+    def stop_ids(self) -> Tensor:
+        return _ids(self._stop_ids)
 
 
 def _ids(ids: Sequence[int]) -> Tensor:

@@ -1,7 +1,8 @@
 """What a request does to its logits before one is chosen: penalties, bias, masks, in this order.
 
 Pure. Penalties see the model's own logits, so a bias is neither multiplied nor divided; masks come
-last, so nothing brings a forbidden token back. docs/sampling.md says whose conventions these are.
+last, the grammar's as the very last, so nothing brings a forbidden token back. docs/sampling.md
+says whose conventions these are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.context import Context
+from engine.grammar import Constraint
 
 # V = vocabulary
 
@@ -19,12 +21,16 @@ _LARGEST = 1e300  # what a tiny repetition penalty can make of a logit; infiniti
 
 
 def change(logits_V: Tensor, context: Context) -> Tensor:
-    """New logits, float64 as the given ones; -inf where the token must not come."""
+    """New logits, float64 as the given ones; -inf where the token must not come.
+
+    BadRequest if the request's grammar cannot say what may come.
+    """
     if context.penalises:
         logits_V = _penalise(logits_V, context)
     if context.sampling.logit_bias:
         ids, bias = (tensor.to(logits_V.device) for tensor in context.bias)
         logits_V = logits_V.index_add(0, ids, bias)
+    unmasked_V = logits_V
     if context.allowed is not None:
         allowed = context.allowed.to(logits_V.device)
         only_V = torch.full_like(logits_V, -math.inf)
@@ -32,7 +38,24 @@ def change(logits_V: Tensor, context: Context) -> Tensor:
     if forbidden := context.forbidden():
         ids = torch.tensor(forbidden, device=logits_V.device)
         logits_V = logits_V.index_fill(0, ids, -math.inf)
+    if context.grammar is not None:
+        logits_V = _follow(logits_V, unmasked_V, context, context.grammar)
     return logits_V
+
+
+def _follow(masked_V: Tensor, unmasked_V: Tensor, context: Context, grammar: Constraint) -> Tensor:
+    """Only what the grammar lets come. The end is its alone to allow: no mask keeps an answer
+    from ending that cannot go on, and min_tokens only puts the end off."""
+    allowed = grammar.allowed()
+    ids_V = torch.zeros(len(masked_V), dtype=torch.bool)
+    size = min(len(ids_V), len(allowed.ids_V))
+    ids_V[:size] = allowed.ids_V[:size]
+    ids_V[context.stop_ids] = False
+    masked_V = masked_V.masked_fill(~ids_V.to(masked_V.device), -math.inf)
+    if allowed.end and (context.may_stop or bool((masked_V == -math.inf).all())):
+        stop_ids = context.stop_ids.to(masked_V.device)
+        masked_V = masked_V.index_copy(0, stop_ids, unmasked_V[stop_ids])
+    return masked_V
 
 
 def _penalise(logits_V: Tensor, context: Context) -> Tensor:

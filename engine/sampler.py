@@ -40,13 +40,15 @@ def sample(
 
     Ids from `spelled_ids` on are padding of the vocabulary: they never come, whatever is asked.
     ClusterError for a row with a NaN or without a finite maximum; BadRequest where the request's
-    own masks leave nothing.
+    own masks leave nothing, or its grammar cannot go on.
     """
     if not contexts:
         return []
     known_RV = logits_RV[:, :spelled_ids]
     best_R = known_RV.max(dim=1).values.tolist()  # a NaN anywhere makes the maximum NaN
-    tokens: list[int | None] = list(known_RV.argmax(dim=1).tolist())  # of equals the first
+    tokens: list[int | BadRequest | None] = list(
+        known_RV.argmax(dim=1).tolist()
+    )  # of equals the first
     sound = [math.isfinite(best) for best in best_R]
     others = [row for row, one in enumerate(contexts) if sound[row] and not one.takes_the_best]
     limit = _AT_ONCE_CPU if logits_RV.device.type == "cpu" else _AT_ONCE_GPU
@@ -63,11 +65,15 @@ def sample(
     ]
 
 
-def _choose(logits_SV: Tensor, contexts: Sequence[Context]) -> list[int | None]:
-    """None where no token is left."""
+def _choose(logits_SV: Tensor, contexts: Sequence[Context]) -> list[int | BadRequest | None]:
+    """None where no token is left, an error where nobody knows what may come."""
+    refused: dict[int, BadRequest] = {}
     for row, context in enumerate(contexts):
         if context.changes_logits:
-            logits_SV[row] = change(logits_SV[row], context)
+            try:
+                logits_SV[row] = change(logits_SV[row], context)
+            except BadRequest as error:
+                refused[row] = error
     best_S = logits_SV.max(dim=1).values
     tokens_S = logits_SV.argmax(dim=1)
     drawn = [row for row, one in enumerate(contexts) if one.sampling.temperature > 0.0]
@@ -76,7 +82,10 @@ def _choose(logits_SV: Tensor, contexts: Sequence[Context]) -> list[int | None]:
             logits_SV[drawn] - best_S[drawn, None], [contexts[row] for row in drawn]
         )
     left = (best_S > -math.inf).tolist()
-    return [token if some else None for token, some in zip(tokens_S.tolist(), left, strict=True)]
+    return [
+        refused.get(row) or (token if some else None)
+        for row, (token, some) in enumerate(zip(tokens_S.tolist(), left, strict=True))
+    ]
 
 
 def _draw(logits_SV: Tensor, contexts: Sequence[Context]) -> Tensor:
@@ -94,15 +103,17 @@ def _draw(logits_SV: Tensor, contexts: Sequence[Context]) -> Tensor:
 
 
 def _outcome(
-    logits_V: Tensor, token: int | None, context: Context, sound: bool
+    logits_V: Tensor, token: int | BadRequest | None, context: Context, sound: bool
 ) -> Choice | ClusterError:
     name, position = context.request.request_id, context.position
     if not sound:
         return ClusterError(f"{name}: the logits at position {position - 1} are no numbers")
+    if isinstance(token, BadRequest):
+        return BadRequest(f"{name}: {token}")
     if token is None:
-        return BadRequest(
-            f"{name}: allowed_token_ids, bad_words and min_tokens leave no token for position "
-            f"{position}"
-        )
+        masks = "allowed_token_ids, bad_words and min_tokens"
+        if context.grammar is not None:
+            masks = "the grammar, allowed_token_ids and bad_words"
+        return BadRequest(f"{name}: {masks} leave no token for position {position}")
     asked = context.sampling.logprobs
     return Choice(token, None if asked is None else logprobs(logits_V, token, asked))

@@ -10,9 +10,10 @@ import time
 from dataclasses import dataclass
 
 from cluster.api.answer_text import AnswerText
-from cluster.api.completion_body import BadField, CompletionBody, parse_completion
+from cluster.api.completion_body import CompletionBody, parse_completion
 from cluster.api.completion_requests import build_requests
 from cluster.api.openai import Completion, UnknownModel, Usage
+from cluster.api.output_format import BadField
 from cluster.api.prompt_text import Echo, PlainEcho, ScoredEcho
 from cluster.api.stop_strings import StopStrings
 from cluster.api.text import Tokenizer

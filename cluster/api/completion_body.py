@@ -9,9 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     PlainValidator,
     ValidationError,
@@ -20,6 +18,7 @@ from pydantic import (
 )
 
 from cluster.api.json_body import parse_json
+from cluster.api.output_format import BadField, Body, OutputFormat
 from cluster.errors import BadRequest
 
 MAX_STOP_STRINGS = 1024
@@ -30,14 +29,6 @@ MAX_STOP_IDS = 1024
 MAX_ALLOWED_IDS = 1 << 18  # more than any vocabulary
 MAX_BIASES = 4096
 Prompts = tuple[str | list[int], ...]
-
-
-class BadField(BadRequest):
-    """A 400 that knows which field of the body is wrong."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(f"{param}: {message}")
-        self.param = param
 
 
 def _prompts(value: object) -> Prompts:
@@ -104,11 +95,7 @@ _STOP_SCHEMA = {
 }
 
 
-class _Body(BaseModel):
-    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
-
-
-class StreamOptions(_Body):
+class StreamOptions(Body):
     include_usage: bool = False
 
 
@@ -116,7 +103,7 @@ Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
-class CompletionBody(_Body):
+class CompletionBody(OutputFormat):
     """A completion request. Ranges are those of cluster.request.Sampling."""
 
     # OpenAI's
@@ -135,7 +122,7 @@ class CompletionBody(_Body):
     logit_bias: Annotated[
         dict[str, Annotated[float, Field(ge=-100.0, le=100.0)]],
         BeforeValidator(_not_too_many_biases),
-    ] = {}
+    ] = Field(default={})
     logprobs: int | None = Field(default=None, ge=0, le=20)
     echo: bool = False
     stream: bool = False
@@ -191,6 +178,8 @@ class CompletionBody(_Body):
             raise BadField("ignore_eos", "ignores every stop token, so stop_token_ids too")
         if self.timeline and choices > 1:
             raise BadField("timeline", f"is for one answer at a time, not for {choices}")
+        if self.demand() is not None and self.ignore_eos:
+            raise BadField("ignore_eos", "would keep the answer from ending where it is complete")
 
 
 def parse_completion(raw: bytes) -> CompletionBody:

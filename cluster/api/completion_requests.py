@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from cluster.api.completion_body import BadField, CompletionBody, bad_field
+from cluster.api.completion_body import CompletionBody, bad_field
+from cluster.api.output_format import BadField
 from cluster.api.text import Tokenizer
 from cluster.errors import PromptTooLong
 from cluster.limits import check_request
@@ -48,6 +49,7 @@ def build_requests(
 
 
 def _sampling(body: CompletionBody, tokenizer: Tokenizer) -> Sampling:
+    demand = body.demand()
     try:
         sampling = Sampling(
             temperature=body.temperature,
@@ -66,6 +68,7 @@ def _sampling(body: CompletionBody, tokenizer: Tokenizer) -> Sampling:
             ignore_stop=body.ignore_eos,
             logprobs=body.logprobs,
             prompt_logprobs=body.logprobs if body.echo else None,
+            grammar=None if demand is None else demand.grammar,
         )
     except ValidationError as error:
         raise bad_field(error) from error

@@ -22,13 +22,15 @@ from cluster.api.gathering import Gathering
 from cluster.api.logprobs import logprobs_text
 from cluster.api.merging import merge
 from cluster.api.openai import choice_text, error_body
+from cluster.api.output_format import BadField
 from cluster.api.prompt_text import Echo
 from cluster.api.request_body import read_body
 from cluster.api.streaming import EventStream, while_connected
 from cluster.api.text import Tokenizer
 from cluster.config import ClusterConfig, HttpSection
-from cluster.errors import NoRoom
+from cluster.errors import BadRequest, NoRoom
 from cluster.generation import Answer, Timeline
+from cluster.grammars import Grammars
 from cluster.messages import Member, Request
 from cluster.metrics import Metrics
 
@@ -57,6 +59,7 @@ class Completions:
         self.running = 0
         self.metrics = Metrics(lambda: self.running)
         self._beside = ThreadPoolExecutor(BESIDE, thread_name_prefix="request-body")
+        self._grammars = Grammars(config.model.path)
         self._engine = engine
         self._tokenizer = tokenizer
         self._http = config.http
@@ -77,6 +80,7 @@ class Completions:
             ask = await loop.run_in_executor(self._beside, self._understand, raw, completion_id)
         else:
             ask = self._understand(raw, completion_id)
+        await self._check_grammar(ask)
         if ask.body.stream:
             events = self._events(ask)
             return EventStream(events, error_body=error_body, stall_s=self._http.stall_timeout_s)
@@ -92,6 +96,16 @@ class Completions:
             max_length=self.max_length,
             max_answers=self._http.max_concurrent,
         )
+
+    async def _check_grammar(self, ask: Ask) -> None:
+        """BadField for one that cannot be compiled: no rank hears of it."""
+        demand = ask.body.demand()
+        if demand is None:
+            return
+        try:
+            await self._grammars.check(demand.grammar)
+        except BadRequest as refusal:
+            raise BadField(demand.field, str(refusal).removeprefix("grammar: ")) from refusal
 
     async def _events(self, ask: Ask) -> AsyncGenerator[bytes, None]:
         """The JSON of each event of a stream."""

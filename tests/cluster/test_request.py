@@ -13,7 +13,7 @@ from cluster.codec import decode, encode
 from cluster.errors import BadRequest
 from cluster.limits import check_request, vocabulary_served
 from cluster.messages import Member, Prefill, Sampling
-from cluster.request import MAX_BAD_WORDS
+from cluster.request import MAX_BAD_WORDS, Grammar
 from tests.cluster.fakes import LOAD, endpoint, pool, read, running, until
 
 EVERYTHING: dict[str, Any] = {
@@ -34,6 +34,7 @@ EVERYTHING: dict[str, Any] = {
     "ignore_stop": False,
     "logprobs": 20,
     "prompt_logprobs": 20,
+    "grammar": Grammar(kind="regex", text="[a-z]+"),
 }
 
 

@@ -80,7 +80,7 @@ def test_the_rendered_configuration_runs_and_answers(
 ) -> None:
     parser = argparse.ArgumentParser()
     add_render(parser.add_subparsers())
-    model = ROOT / "deploy" / "models" / "tiny"
+    model = ROOT / "deploy" / "models" / "mini"
     settings = (f"http.port={service.port}", f"model.path={model}")
     config = str(ROOT / "deploy" / "configs" / "local.toml")
     words = [word for one in settings for word in ("--set", one)]
