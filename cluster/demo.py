@@ -14,7 +14,6 @@ from typing import Any
 import httpx
 
 from cluster import local_ray
-from cluster.api.text import load_tokenizer
 from cluster.config import ClusterConfig, load_config
 from cluster.errors import ProtocolError, StartupError, WorkerLost, revive
 from cluster.launch import DEFAULT_CONFIG, ROOT, Say, launch, timed
@@ -34,8 +33,7 @@ from cluster.wire import Identity, Peers, new_incarnation
 
 CPUS = 4
 READY_S = 30.0
-SHORT = "def add(a, b):"
-SENTENCE = "The quick brown fox jumps over the lazy dog, and nobody knows why it never learns. "
+MOST_TOKENS = 160  # of an answer
 
 
 def run_demo() -> int:
@@ -71,20 +69,19 @@ def run_demo() -> int:
 
 
 async def _prompts(config: ClusterConfig, say: Say) -> None:
-    long = SENTENCE * (3 * config.prefill.engine.chunk_tokens // len(SENTENCE.split()))
+    """Those in the model's folder, in its chat encoding (examples/mini/demo_prompts.py)."""
+    path = ROOT / config.model.path / "demo.json"
+    prompts = json.loads(path.read_text(encoding="utf-8"))
     url = f"http://{config.http.host}:{config.http.port}"
     async with httpx.AsyncClient(base_url=url, timeout=60.0) as client:
         await _wait_ready(client)
-        say("3. prompts, over HTTP; the weights are random, so the answers are noise")
+        say("3. prompts, over HTTP: a question, a fact in a long text, a turn of a coding agent")
         body: dict[str, Any] = {}
         told: list[int] = []
-        for prompt, sampling in (
-            (SHORT, {"temperature": 0.0}),
-            (SENTENCE, {"temperature": 0.8, "seed": 7}),
-            (long, {"temperature": 0.8, "seed": 8}),
-        ):
-            body = {"prompt": prompt, "max_tokens": 16, "ignore_eos": True, **sampling}
-            told = await _stream(client, body, say)
+        for prompt in prompts:
+            say(f"   {prompt['about']}")
+            body = {"prompt": prompt["prompt"], "max_tokens": MOST_TOKENS, "temperature": 0.0}
+            told = await _stream(client, body)
     say("   the last one again, on the decode rank alone")
     alone = await _colocated(config, body)
     if alone != told:
@@ -100,14 +97,12 @@ async def _wait_ready(client: httpx.AsyncClient) -> None:
         await asyncio.sleep(0.1)
 
 
-async def _stream(client: httpx.AsyncClient, body: dict[str, Any], say: Say) -> list[int]:
+async def _stream(client: httpx.AsyncClient, body: dict[str, Any]) -> list[int]:
     """Prints the answer as it comes, then its timeline; returns its token ids."""
     asked = body | {"stream": True, "return_token_ids": True, "timeline": True}
     asked["stream_options"] = {"include_usage": True}
     token_ids: list[int] = []
-    text = body["prompt"]
-    say(f"   prompt {text if len(text) < 50 else text[:50] + '...'!r}")
-    print("          ", end="")
+    print("\n           ", end="")
     async with client.stream("POST", "/v1/completions", json=asked) as answer:
         if answer.status_code != 200:
             raise StartupError(f"HTTP {answer.status_code}: {(await answer.aread()).decode()}")
@@ -119,15 +114,11 @@ async def _stream(client: httpx.AsyncClient, body: dict[str, Any], say: Say) -> 
                 raise WorkerLost(chunk["error"]["message"])
             for choice in chunk["choices"]:
                 token_ids += choice["token_ids"]
-                print(_printable(choice["text"]), end="", flush=True)
-    print(f"\n           {chunk['usage']['prompt_tokens']} prompt tokens; what happened:")
+                print(choice["text"].replace("\n", "\n           "), end="", flush=True)
+    print(f"\n\n           {chunk['usage']['prompt_tokens']} prompt tokens; what happened:")
     for shown in _timeline(chunk["timeline"]).summary().splitlines():
         print(f"           {shown}")
     return token_ids
-
-
-def _printable(text: str) -> str:
-    return "".join(one if one.isprintable() else "\u00b7" for one in text)
 
 
 def _timeline(told: dict[str, Any]) -> Timeline:
@@ -149,16 +140,10 @@ async def _colocated(config: ClusterConfig, body: dict[str, Any]) -> list[int]:
     assert router is not None  # it has just routed three requests
     members = await ask_members(router, identity, config.wire)
     decode = next(one.endpoint for one in members if one.endpoint.role == "decode")
-    tokenizer = load_tokenizer(ROOT / config.model.path)
     request = Request(
         request_id="demo-colocated",
-        prompt=pack_ids(tokenizer.encode(body["prompt"])),
-        sampling=Sampling(
-            temperature=body["temperature"],
-            seed=body["seed"],
-            max_tokens=body["max_tokens"],
-            ignore_stop=True,
-        ),
+        prompt=pack_ids(body["prompt"]),
+        sampling=Sampling(temperature=body["temperature"], max_tokens=body["max_tokens"]),
     )
     token_ids: list[int] = []
     peers = Peers(identity, config.wire)
