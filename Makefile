@@ -10,7 +10,7 @@ export MKL_NUM_THREADS := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-full check fmt bench clean
+.PHONY: help install demo test test-full check fmt bench bench-gpu clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -52,6 +52,10 @@ bench: install ## the CPU benchmarks of docs/benchmarks.md
 	$(PY) -m cluster.bench_route
 	$(PY) -m cluster.bench_http
 	$(PY) -m tests.bench_placement
+
+bench-gpu: install ## the GPU benchmarks of docs/benchmarks.md, on a machine with an NVIDIA GPU
+	$(PY) -m kernels.bench --peers
+	$(PY) -m kv_transfer.bench_gpu
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

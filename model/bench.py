@@ -30,6 +30,7 @@ from model.transformer import Transformer
 from model.weights import random_weights, write_checkpoint
 
 REPEATS = 7
+LONGEST = 2040  # tokens of a prompt; the reference takes 8 s for it
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,7 @@ class Line:
     tokens: int
     ours: Callable[[], object]
     theirs: Callable[[], object] | None = None
+    repeats: int = REPEATS
 
 
 def main(folder: str = "deploy/models/tiny") -> None:
@@ -67,7 +69,7 @@ def main(folder: str = "deploy/models/tiny") -> None:
 
 
 def lines(model: Transformer, reference: _Reference | None) -> list[Line]:
-    spec, prompt = model.spec, _prompt(model.spec, 640)
+    spec, prompt = model.spec, _prompt(model.spec, LONGEST)
     fields = state_fields(spec)
 
     def forward(*batches: ForwardBatch, cache: Cache) -> Callable[[], object]:
@@ -85,12 +87,23 @@ def lines(model: Transformer, reference: _Reference | None) -> list[Line]:
         return cache
 
     one, eight = prefilled(1), prefilled(8)
+    empty = DenseCache(fields, 1)
     by_128 = [chunk(start, 128) for start in range(0, 512, 128)]
     theirs = reference.prefill if reference else lambda tokens: None
     decode = reference.decode(prompt[:512]) if reference else None
     return [
         Line("prefill 128", 128, forward(chunk(0, 128), cache=one), theirs(prompt[:128])),
         Line("prefill 512", 512, forward(chunk(0, 512), cache=one), theirs(prompt[:512])),
+        *(
+            Line(
+                f"prefill {count}",
+                count,
+                forward(chunk(0, count), cache=empty),
+                theirs(prompt[:count]),
+                repeats=3,
+            )
+            for count in (1024, LONGEST)
+        ),
         Line("prefill 4 x 128", 512, forward(*by_128, cache=one), theirs(prompt[:512])),
         Line("decode, 1 row", 1, forward(chunk(512, 1), cache=one), decode),
         Line("decode, 8 rows", 8, forward(chunk(512, 1, 8), cache=eight)),
@@ -103,7 +116,7 @@ def measure(line: Line) -> None:
     """Ours and theirs in turn, so that both meet the same noise."""
     ours, theirs = [], []
     line.ours()
-    for _ in range(REPEATS):
+    for _ in range(line.repeats):
         ours.append(_seconds(line.ours))
         if line.theirs:
             theirs.append(_seconds(line.theirs))
