@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import sys
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
 from typing import Any, TypeVar
@@ -65,7 +66,11 @@ class Client(AsyncClosing):
 
     @classmethod
     async def from_ray(cls, app: str = "tandem", config: ClusterConfig | None = None) -> Client:
-        """The application of that name in the Ray cluster that this program is connected to."""
+        """The application of that name in the Ray cluster that this program is connected to.
+
+        A program that is connected to none joins the one that `tandem` itself would use.
+        """
+        _join_ray()
         from cluster.ray_services import ApplicationKeys
 
         keys = ApplicationKeys(app)
@@ -124,6 +129,7 @@ class SyncClient(Closing):
 
     @classmethod
     def from_ray(cls, app: str = "tandem", config: ClusterConfig | None = None) -> SyncClient:
+        _join_ray()
         return cls(Client.from_ray(app, config))
 
     @classmethod
@@ -176,3 +182,18 @@ class SyncClient(Closing):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _join_ray() -> None:
+    """Raises StartupError, in one line, if there is no cluster to join.
+
+    Ray reads its settings when it is imported: a program that imports it itself says where to.
+    """
+    if "ray" in sys.modules and sys.modules["ray"].is_initialized():
+        return
+    from cluster import local_ray
+
+    local_ray.prefer()
+    from cluster.application import connect
+
+    connect()

@@ -248,6 +248,8 @@ def _character(escape: re.Match[str]) -> str:
 
 def _reason(text: str) -> str:
     """Its first line, and the one on which a parser of expressions says what is wrong."""
+    if "NoExtensionBias" in text:
+        return "nothing can follow it"
     first, *others = text.splitlines() or ["no reason given"]
     more = next((line for line in others if line.startswith("error:")), "")
     return f"{first[:300]} {more[:200]}".rstrip()

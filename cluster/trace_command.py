@@ -28,7 +28,12 @@ def add_trace(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     )
     trace.add_argument("--max-tokens", type=int, default=32, help="(default: 32)")
     trace.add_argument("--url", default=os.environ.get("TANDEM_URL", "http://127.0.0.1:8100"))
-    trace.add_argument("--out", type=Path, required=True, help="a .json file to write")
+    trace.add_argument(
+        "--out",
+        type=Path,
+        default=Path("tandem-trace.json"),
+        help="a .json file to write (default: %(default)s)",
+    )
     trace.set_defaults(run=run_trace)
 
 

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cluster.config import load_config
+from cluster.errors import StartupError
 from engine.memory_plan import GpuMemory, plan_lines, plan_memory
 from model.spec import ModelSpec
 
@@ -32,7 +33,7 @@ def add_plan(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--share", type=float, default=0.9, help="of it that may be planned (default: 0.9)"
     )
     plan.add_argument(
-        "--length", type=int, default=131072, help="tokens of an example request (default: 131072)"
+        "--length", type=int, help="tokens of an example request (default: decode's max_length)"
     )
     plan.add_argument(
         "--experts",
@@ -49,14 +50,21 @@ def run_plan(options: argparse.Namespace) -> int:
     if not 0 < options.share <= 1:
         raise ValueError(f"--share is above 0 and at most 1, not {options.share}")
     config = load_config(options.config, options.set)
-    spec = ModelSpec.load(options.model or config.model.path)
-    plans = plan_memory(config, spec, length=options.length, experts=options.experts)
+    folder = Path(options.model or config.model.path)
+    if not (folder / "config.json").is_file():
+        raise StartupError(
+            f"{folder} has no config.json; --model names a folder that has, such as "
+            "deploy/models/deepseek-v41-flash"
+        )
+    length = config.decode.engine.max_length if options.length is None else options.length
+    spec = ModelSpec.load(folder)
+    plans = plan_memory(config, spec, length=length, experts=options.experts)
     memory = GpuMemory(options.gpu_memory, options.share) if options.gpu_memory else None
     if options.json:
         told = [asdict(plan) | {"bytes": plan.nbytes, "requests": plan.requests} for plan in plans]
-        print(json.dumps({"length": options.length, "pools": told}, indent=2))
+        print(json.dumps({"length": length, "pools": told}, indent=2))
     else:
-        print("\n".join(plan_lines(plans, options.length, memory)))
+        print("\n".join(plan_lines(plans, length, memory)))
     if memory is not None:
         for plan in plans:
             plan.check(memory)

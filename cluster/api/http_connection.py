@@ -71,6 +71,9 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[valid-type,misc]  # whichev
         """Whether to keep the connection: the client may still be listening."""
         if not self._is_busy() or self.cycle.response_started or not self._knows_continue():
             return False
+        if self.cycle.more_body:  # the rest of it can never come
+            return False
+        self.cycle.keep_alive = False  # nor can another request
         self._probe(PROBE_SOON_S)
         return True
 

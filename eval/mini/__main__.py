@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import httpx
+
 from eval.mini.baselines import gzip_bits, ngram_bits
 from eval.mini.client import Client
 from eval.mini.grading import Verdict, grade
@@ -56,12 +58,17 @@ async def measure(options: argparse.Namespace) -> None:
     encoder = ChatEncoder(FOLDER)
     client = Client(options.base_url, options.model, options.timeout, options.concurrency)
     try:
-        scores = []
+        scores, longest = [], await client.longest()
         for name, make in tasks().items():
             count = options.long if name.startswith("retrieval") else options.count
             if options.tasks and not any(name.startswith(wanted) for wanted in options.tasks):
                 continue
-            scores.append(await _score(client, encoder, name, samples(make, name, count)))
+            asked = samples(make, name, count)
+            need = _LONGEST_ANSWER + max(len(encoder.prompt_ids(sample)) for sample in asked)
+            if need > longest:
+                print(f"| {name} | skipped: it needs {need} tokens, the server takes {longest} |")
+                continue
+            scores.append(await _score(client, encoder, name, asked))
             print(scores[-1].line(), flush=True)
         print("\n| task | samples | valid % | right % | seconds |\n|---|---|---|---|---|")
         print("\n".join(score.line() for score in scores))
@@ -76,9 +83,14 @@ async def _score(client: Client, encoder: ChatEncoder, name: str, asked: Sequenc
 
     async def one(sample: Sample) -> Verdict:
         nonlocal done
-        answer = await client.complete(encoder.prompt_ids(sample), _LONGEST_ANSWER)
+        try:
+            answer = await client.complete(encoder.prompt_ids(sample), _LONGEST_ANSWER)
+        except (RuntimeError, httpx.HTTPError) as error:  # one lost answer does not end the run
+            print(f"{name}: counted as wrong: {error!r}", file=sys.stderr)
+            return Verdict(valid=False, right=False)
+        finally:
+            done += 1
         ids = [token for token in answer.token_ids if token != encoder.tokenizer.eos_token_id]
-        done += 1
         if sys.stderr.isatty():
             print(f"\r{name}: {done} of {len(asked)}", end="", file=sys.stderr)
         return grade(sample, encoder.tokenizer.decode(ids))

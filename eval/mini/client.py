@@ -24,6 +24,12 @@ class Client:
     async def close(self) -> None:
         await self._http.aclose()
 
+    async def longest(self) -> int:
+        """Tokens of prompt and answer together that the server takes."""
+        answer = await self._http.get("/v1/models")
+        answer.raise_for_status()
+        return int(answer.json()["data"][0]["max_model_len"])
+
     async def complete(self, prompt: Sequence[int], max_tokens: int) -> Completion:
         """Raises RuntimeError with what the server said, if it refuses."""
         choice = await self._choice(

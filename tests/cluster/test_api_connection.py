@@ -116,6 +116,24 @@ async def test_a_client_that_only_stops_sending_gets_its_answer(stream: bool) ->
 
 
 @pytest.mark.parametrize("stream", [False, True])
+async def test_nothing_more_can_come_from_it_so_the_connection_ends_with_the_answer(
+    stream: bool,
+) -> None:
+    kept = request(stream=stream).replace(b"connection: close\r\n", b"")
+    async with serving(FakeEngine(ANSWER)) as url, connected(url) as (reader, writer):
+        writer.write(kept)
+        writer.write_eof()
+        assert b"HTTP/1.1 200 " in await everything(reader)  # to the end of the connection
+
+
+async def test_a_body_whose_rest_can_never_come_ends_the_connection() -> None:
+    async with serving(FakeEngine(ANSWER)) as url, connected(url) as (reader, writer):
+        writer.write(request()[:-5])
+        writer.write_eof()
+        assert b" 200 " not in await everything(reader)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_stops_sending_and_then_leaves_is_noticed(stream: bool) -> None:
     engine = FakeEngine(ANSWER)
     engine.hold_at = lambda index: index == 0
