@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import httpx
 import pytest
 
-from tests.ray.site import DEPLOYMENTS, TOKENS, Site, Told, until
+from tests.ray.site import DEPLOYMENTS, ROOT, TOKENS, Site, Told, until
 from tests.ray.streaming import PROMPT
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
@@ -40,6 +41,15 @@ def test_a_handle_in_another_process_streams_the_same_tokens(cluster: Site) -> N
     token_ids = [int(word) for word in told.stdout.splitlines()[0].split()]
     assert token_ids == cluster.complete()
     assert "handed_over" in told.stdout
+
+
+def test_the_readmes_handle_works_as_printed(cluster: Site) -> None:
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    printed = [block.partition("```")[0] for block in blocks if "from_ray" in block]
+    assert len(printed) == 1
+    told = cluster.run("-c", printed[0])
+    assert told.returncode == 0, told.stderr
+    assert re.fullmatch(r"(\(\d+,\)\n)+", told.stdout)
 
 
 @pytest.mark.parametrize("example", ["openai_client.py", "ray_program.py", "curl.sh"])
