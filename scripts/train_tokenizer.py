@@ -68,15 +68,15 @@ def corpus() -> Iterator[str]:
         yield from path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
 
 
-def train(lines: Iterable[str]) -> Tokenizer:
-    """Learn merges, then add the special tokens above them.
+def train(lines: Iterable[str], *, digits: str = r"\p{N}{1,3}") -> Tokenizer:
+    """Learn merges, then add the special tokens above them; `digits` stay together, as V4.1's do.
 
     Flags are V4.1's: control and markup tokens are special, those that build prompts are not.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(r"\p{N}{1,3}"), "isolated"),
+            pre_tokenizers.Split(Regex(digits), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False),
         ]
     )
