@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import ray
+from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+from ray._private.services import canonicalize_bootstrap_address
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.util.state import list_actors
 
 from cluster.errors import StartupError
-from cluster.ray_address import check_reachable
+from cluster.ray_address import check_admitted, check_reachable
 from cluster.ray_services import ApplicationKeys
 from cluster.serve_details import (
     Json,
@@ -47,9 +49,9 @@ def connect() -> str:
     """Joins the Ray cluster that RAY_ADDRESS names, else one on this host; returns the URL of its
     dashboard. StartupError if there is none."""
     if not ray.is_initialized():
-        check_reachable(os.environ.get("RAY_ADDRESS", "auto"))
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
+            _check_address()
             ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, RuntimeError, ValueError) as error:
             raise StartupError(
@@ -66,6 +68,15 @@ def connect() -> str:
             "start the head with --include-dashboard=true"
         )
     return url if "://" in url else f"http://{url}"
+
+
+def _check_address() -> None:
+    """Of the cluster that ray.init is about to join: ConnectionError if it will find none."""
+    address = os.environ.get("RAY_ADDRESS", "auto")
+    if address in ("", "auto"):
+        address = canonicalize_bootstrap_address("auto")
+    check_reachable(address)
+    check_admitted(address, get_auth_headers_if_auth_enabled({}))
 
 
 def disconnect() -> None:

@@ -194,6 +194,7 @@ class Attempt:
     def _on_message(self, leg: Leg, message: WireMessage) -> None:
         match message, self._journey.state:
             case Started(queued_s=queued_s), Prefilling() | Decoding():
+                self._journey.begun = True
                 self._journey.timeline.record("started", queued_s=queued_s)
                 one_token_left = (
                     self._request.output_length + 1 == self._request.sampling.max_tokens
@@ -224,6 +225,7 @@ class Attempt:
             bytes=done.bytes_moved,
             pushes=done.pushes,
             push_s=done.push_s,
+            hidden_s=done.hidden_s,
             tail_s=done.tail_s,
             path=done.path,
         )
@@ -284,6 +286,7 @@ class Attempt:
             self._peers,
             self._routes,
             settings.step_timeout_s if whole else settings.reserve_timeout_s,
+            recovery_wait_s=settings.recovery_wait_s,
             last=last,
         )
         self._legs.search(partial(search.find, decode))

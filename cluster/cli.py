@@ -15,6 +15,7 @@ from cluster import local_ray
 from cluster.bench.command import add_bench
 from cluster.commands.demo import add_demo
 from cluster.commands.down import add_down
+from cluster.commands.experts import add_experts
 from cluster.commands.scale import add_scale
 from cluster.commands.status import add_status
 from cluster.commands.up import add_up
@@ -30,6 +31,7 @@ COMMANDS = (
     add_up,
     add_scale,
     add_status,
+    add_experts,
     add_down,
     add_demo,
     add_bench,

@@ -17,15 +17,19 @@ import secrets
 import sys
 import threading
 from collections.abc import AsyncGenerator, Coroutine, Generator, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from cluster.closing import AsyncClosing, Closing
-from cluster.config import ClusterConfig
+from cluster.config import ClusterConfig, ImagesSection
 from cluster.errors import BadRequest
 from cluster.generation import Answer, Caller, Delta, Timeline
+from cluster.image_prompt import BadPrompt, place
+from cluster.image_rules import ImageRules
 from cluster.messages import Address, Member, Request, Sampling, pack_ids
+from cluster.pictures import Picture, read_pictures
 from cluster.router_link import FindRouter
 
 T = TypeVar("T")
@@ -33,11 +37,16 @@ _NO_NUMBERS = ("ignore_stop", "grammar")  # all else is, and "0.7" and True are 
 
 
 def build_request(
-    prompt_token_ids: Sequence[int], *, request_id: str | None = None, **sampling: Any
+    prompt_token_ids: Sequence[int],
+    *,
+    request_id: str | None = None,
+    images: Sequence[Picture] = (),
+    **sampling: Any,
 ) -> Request:
     """`sampling` are fields of cluster.request.Sampling, `grammar` a Grammar from there.
 
-    A missing seed is drawn here, once. BadRequest names the value that cannot be.
+    The prompt has an image token for each of `images`, or all that they take. A missing seed is
+    drawn here, once. BadRequest names the value that cannot be.
     """
     if sampling.get("seed") is None:
         sampling["seed"] = secrets.randbits(63)
@@ -45,10 +54,12 @@ def build_request(
         if isinstance(value, str | bool) and name not in _NO_NUMBERS:
             raise BadRequest(f"{name}: must be a number or numbers, not {value!r}")
     try:
+        token_ids, placed = place(prompt_token_ids, images)
         return Request(
             request_id=request_id or f"req-{secrets.token_hex(12)}",
-            prompt=pack_ids(prompt_token_ids),
+            prompt=pack_ids(token_ids),
             sampling=Sampling(**sampling),
+            images=placed,
         )
     except ValidationError as error:
         problem = error.errors()[0]
@@ -56,13 +67,16 @@ def build_request(
         raise BadRequest(f"{'.'.join(map(str, problem['loc']))}: {why}") from error
     except (OverflowError, TypeError) as error:
         raise BadRequest(f"prompt: {error}") from error
+    except BadPrompt as error:
+        raise BadRequest(f"prompt: {error}") from error
 
 
 class Client(AsyncClosing):
     """For asyncio programs; belongs to the event loop in which it is used."""
 
-    def __init__(self, caller: Caller) -> None:
+    def __init__(self, caller: Caller, config: ClusterConfig | None = None) -> None:
         self._caller = caller
+        self._config = config or ClusterConfig()
 
     @classmethod
     async def from_ray(cls, app: str = "tandem", config: ClusterConfig | None = None) -> Client:
@@ -75,7 +89,7 @@ class Client(AsyncClosing):
 
         keys = ApplicationKeys(app)
         secret = await asyncio.to_thread(keys.secret)
-        return cls(Caller(config or ClusterConfig(), secret, keys.find_router))
+        return cls(Caller(config or ClusterConfig(), secret, keys.find_router), config)
 
     @classmethod
     def connect(
@@ -88,7 +102,7 @@ class Client(AsyncClosing):
             return router
 
         find_router = there if isinstance(router, Address) else router
-        return cls(Caller(config or ClusterConfig(), secret, find_router))
+        return cls(Caller(config or ClusterConfig(), secret, find_router), config)
 
     def generate(
         self,
@@ -104,6 +118,12 @@ class Client(AsyncClosing):
         """
         request = build_request(prompt_token_ids, **sampling)
         return self._caller.generate(request, timeline, colocated=colocated)
+
+    async def read_images(self, *files: bytes | str | Path) -> tuple[Picture, ...]:
+        """Pictures for generate(): PNG, JPEG or WebP, as bytes or paths. BadRequest for what the
+        cluster's model does not take; OSError for a file that cannot be read."""
+        rules = await self._caller.image_rules()
+        return await asyncio.to_thread(_read, files, rules, self._config.images)
 
     def members(self) -> tuple[Member, ...]:
         return self._caller.members()
@@ -147,6 +167,9 @@ class SyncClient(Closing):
         """As Client.generate(), for a plain for loop."""
         return self._drive(self._client.generate(prompt_token_ids, **options))
 
+    def read_images(self, *files: bytes | str | Path) -> tuple[Picture, ...]:
+        return self._wait(self._client.read_images(*files))
+
     def close(self) -> None:
         self._wait(self._loop.shutdown_asyncgens())  # requests that nobody has read to their end
         self._wait(self._client.close())
@@ -182,6 +205,13 @@ class SyncClient(Closing):
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _read(
+    files: Sequence[bytes | str | Path], rules: ImageRules, limits: ImagesSection
+) -> tuple[Picture, ...]:
+    data = [one if isinstance(one, bytes) else Path(one).read_bytes() for one in files]
+    return read_pictures(data, rules, limits)
 
 
 def _join_ray() -> None:

@@ -29,6 +29,16 @@ class ModelSection(Section):
     weights: Literal["checkpoint", "random"] = "random"
     seed: int = 0  # of random weights
     block_tokens: int = Field(default=16, ge=2)  # even: no compressor pair straddles a block
+    # Prefill truncation: rows of a prompt before its last `keep_tokens` end at the last KV source
+    # (compact) or are unseen behind it (mask, to check compact). About half a prefill; an
+    # approximation that V4.1 was trained with.
+    truncation: Literal["off", "mask", "compact"] = "off"
+    keep_tokens: int = Field(default=140, ge=1)
+
+    @property
+    def kept(self) -> int:
+        """Rows at a prompt's end that go through all layers; 0: all do."""
+        return 0 if self.truncation == "off" else self.keep_tokens
 
     @model_validator(mode="after")
     def _even(self) -> ModelSection:
@@ -61,16 +71,48 @@ class PoolSection(Section):
 
     groups: int = Field(default=1, ge=0)
     ranks: int = Field(default=1, ge=1)
+    # Ranks of a group that share its experts: all (0), or none (1: each holds the whole model).
+    # Attention is data-parallel either way, so a group of N ranks is ep N x dp N.
+    ep: int = Field(default=0, ge=0)
+    # Ranks that run each prompt together (context parallelism). The first of each so many takes
+    # requests, the others compute with it; so a group of N ranks is dp N / cp.
+    cp: int = Field(default=1, ge=1)
+    # Copies of busy experts, a layer: at least so many, and more until all divide by the ranks
+    extra_experts: int = Field(default=0, ge=0)
     rank: str  # "package.module:Class", imported in the rank's process
     cpus: float = Field(default=0.25, ge=0)
     gpus: float = Field(default=0.0, ge=0)
+    # Load the vision encoder, if the model has one. Who runs a prompt needs it for its images.
+    vision: bool = False
     # "auto": what the rank sees of the GPUs that it is given, else the CPU
     accelerator: Literal["auto", "cpu", "nvidia", "ascend"] = "auto"
     engine: EngineSection = EngineSection()
 
+    @property
+    def shares_experts(self) -> bool:
+        """Whether the ranks of a group make their steps together."""
+        return self.ranks > 1 and self.ep != 1
+
+    @model_validator(mode="after")
+    def _whole_groups(self) -> PoolSection:
+        if self.ep not in (0, 1, self.ranks):
+            raise ValueError(
+                f"ep {self.ep} with ranks {self.ranks}: a group shares its experts as a whole; for "
+                f"{self.ranks} ranks a group in parts of {self.ep} have more groups of {self.ep} "
+                "ranks each"
+            )
+        if self.ranks % self.cp:
+            raise ValueError(f"cp {self.cp} does not divide the {self.ranks} ranks of a group")
+        if self.cp > 1 and not self.shares_experts:
+            raise ValueError(f"cp {self.cp} needs ranks that step together: ep must not be 1")
+        return self
+
 
 class TransferSection(Section):
-    transport: Literal["auto", "nixl", "host", "local"] = "nixl"
+    # "auto": from blocks to blocks where two GPUs can reach each other's memory, with a warning and
+    # packed where not; packed between CPUs. The other two allow one way only.
+    path: Literal["auto", "direct", "packed"] = "auto"
+    transport: Literal["nixl", "local"] = "nixl"  # of the packed path; local: within one process
     ring_bytes: int = Field(default=16 << 20, ge=4096)
     cell_bytes: int = Field(default=512 << 10, ge=1024)
     cells: int = Field(default=4, ge=1)  # of one reservation
@@ -96,10 +138,30 @@ class RouterSection(Section):
     local_prefill_tokens: int = Field(default=0, ge=0)
 
 
+class ExpertsSection(Section):
+    """Which rank of a group holds which experts: measured, and changed while requests run."""
+
+    disable_eplb: bool = False  # every group keeps the placement that it has
+    report_s: float = Field(default=5.0, gt=0)  # how often a rank reports its experts' tokens
+    window_steps: int = Field(default=1000, ge=1)  # of a group, between two decisions
+    windows: int = Field(default=12, ge=1)  # that a decision looks back
+    most_moved_share: float = Field(default=0.09, ge=0, le=1)  # of a group's slots, at one time
+    answer_timeout_s: float = Field(default=60.0, gt=0)  # after it a given placement is given up
+    # The gate: tokens saved on the busiest rank against weights to fetch. One token through one
+    # expert is 71 MFLOP at 400 TFLOP/s, and 15.5 KB there and back; one mxfp4 expert 18.8 MB.
+    seconds_a_token: float = Field(default=0.5e-6, ge=0)
+    expert_bytes: int = Field(default=18_800_640, ge=1)
+    bytes_a_second: float = Field(default=45e9, gt=0)  # of one rank's link
+    placement_file: str = ""  # on the router's machine: given to every group once, and kept
+    save_file: str = ""  # there too: what groups have, and what new groups begin with
+    show_detail: bool = False  # log a table of the layers at each decision
+
+
 class GenerationSection(Section):
     max_attempts: int = Field(default=3, ge=1)
     reserve_timeout_s: float = Field(default=30.0, gt=0)
     recovery_wait_s: float = Field(default=60.0, ge=0)  # how long a request outlives a whole pool
+    new_request_wait_s: float = Field(default=3.0, ge=0)  # the same of one that nobody has begun
     step_timeout_s: float = Field(default=120.0, gt=0)  # longest silence of a live worker
 
 
@@ -114,6 +176,16 @@ class HttpSection(Section):
     stall_timeout_s: float = Field(default=60.0, gt=0)  # a stream that nobody reads any more
     keep_alive_s: float = Field(default=75.0, gt=0)  # longer than clients keep idle connections
     api_keys_file: str = ""  # one key a line, on the ingress's machine; "": no keys are asked for
+
+
+class ImagesSection(Section):
+    """What of images is taken; how large one is to the model, its own config.json says."""
+
+    max_images: int = Field(default=8, ge=0)  # of one request
+    max_file_bytes: int = Field(default=16 << 20, ge=1024)
+    max_pixels: int = Field(default=36_000_000, ge=1)  # of a file, before anything is decoded
+    request_bytes: int = Field(default=48 << 20, ge=1024)  # one request's pixels as the model's
+    held_bytes: int = Field(default=1 << 30, ge=1024)  # of all requests of one server or rank
 
 
 class LifeSection(Section):
@@ -157,16 +229,36 @@ class AutoscaleSection(Section):
 class ClusterConfig(Section):
     name: str = Field(default="tandem", pattern=r"^[a-z][a-z0-9_-]{0,31}$")
     model: ModelSection = ModelSection()
-    prefill: PoolSection = PoolSection(rank="prefill_worker.worker:PrefillRank")
+    prefill: PoolSection = PoolSection(rank="prefill_worker.worker:PrefillRank", vision=True)
     decode: PoolSection = PoolSection(rank="decode_worker.worker:DecodeRank")
     transfer: TransferSection = TransferSection()
     wire: WireSection = WireSection()
     router: RouterSection = RouterSection()
+    experts: ExpertsSection = ExpertsSection()
     generation: GenerationSection = GenerationSection()
     http: HttpSection = HttpSection()
+    images: ImagesSection = ImagesSection()
     life: LifeSection = LifeSection()
     log: LogSection = LogSection()
     autoscale: AutoscaleSection = AutoscaleSection()
+
+    @model_validator(mode="after")
+    def _frame_holds_the_images(self) -> ClusterConfig:
+        if self.images.request_bytes >= self.wire.max_frame_bytes:
+            raise ValueError(
+                f"images.request_bytes {self.images.request_bytes} does not fit a frame with its "
+                f"prompt: wire.max_frame_bytes is {self.wire.max_frame_bytes}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _state_reaches_who_continues(self) -> ClusterConfig:
+        if self.decode.cp > 1 and not self.router.colocated:
+            raise ValueError(
+                f"decode.cp {self.decode.cp}: state arrives at one rank, and the others would lack "
+                "it; only a colocated decode pool (router.colocated) can run prompts together"
+            )
+        return self
 
     @model_validator(mode="after")
     def _ring_holds_a_reservation(self) -> ClusterConfig:

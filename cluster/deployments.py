@@ -1,8 +1,8 @@
 """The Serve deployment of a pool: each replica is one group of ranks.
 
 Of its placement group bundle 0 holds this head, each further bundle one rank. Serve places,
-shows, scales, health-checks and replaces groups; the head starts the ranks and tells Serve the
-truth about them. Knows nothing of requests.
+shows, scales, health-checks and replaces groups; the head starts the ranks, tells those that share
+experts where to meet, and tells Serve the truth about them. Knows nothing of requests.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+from collections.abc import Awaitable
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
 from ray import serve
@@ -29,11 +30,13 @@ from cluster.messages import Role
 from cluster.processes import Family, born, send
 from cluster.rank_actor import RankActor, actor_options
 from cluster.ray_services import ApplicationKeys
+from cluster.seat import Seat
 from cluster.wire import Identity, new_incarnation
 
 logger = logging.getLogger(__name__)
 
 STOP_MARGIN_S = 5.0  # for a rank to hand back its streams and end; less than Serve grants us
+T = TypeVar("T")
 
 
 class Group:
@@ -80,6 +83,7 @@ class Group:
             task.cancel()
         if self._failure is None:
             await asyncio.gather(*(self._drain(name) for name in self._actors))
+            await asyncio.gather(*(self._stop(name) for name in self._actors))  # they step together
         self._kill_all()
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
@@ -94,7 +98,10 @@ class Group:
             self._actors[name] = self._place(name, index + 1, pool, config)
         try:
             limit_s = config.life.start_timeout_s
-            await asyncio.gather(*(self._start(name, limit_s) for name in self._actors))
+            seats = await self._seats(pool, limit_s)
+            await asyncio.gather(
+                *(self._start(name, seats.get(name), limit_s) for name in self._actors)
+            )
         except StartupError as error:
             self._fail(str(error))
             raise
@@ -142,13 +149,26 @@ class Group:
             .remote(rank=pool.rank, config=config, name=name)
         )
 
-    async def _start(self, name: str, limit_s: float) -> None:
+    async def _seats(self, pool: PoolSection, limit_s: float) -> dict[str, Seat]:
+        """By name; none where ranks share nothing. The first rank is where all meet."""
+        if not pool.shares_experts:
+            return {}
+        first, *_ = self._actors
+        address = await self._asked(first, self._actors[first].open_group.remote(), limit_s)
+        return {name: Seat(index, pool.ranks, address) for index, name in enumerate(self._actors)}
+
+    async def _start(self, name: str, seat: Seat | None, limit_s: float) -> None:
+        actor = self._actors[name]
+        endpoint = await self._asked(name, actor.start.remote(seat), limit_s)
+        self._incarnations[endpoint.incarnation] = name
+        node, pid = await self._asked(name, actor.process.remote(), limit_s)
+        if node == ray.get_runtime_context().get_node_id() and (birth := born(pid)):
+            self._processes[pid] = birth
+
+    async def _asked(self, name: str, answer: Awaitable[T], limit_s: float) -> T:
+        """What the rank answers while it starts, or StartupError."""
         try:
-            endpoint = await asyncio.wait_for(self._actors[name].start.remote(), limit_s)
-            self._incarnations[endpoint.incarnation] = name
-            node, pid = await self._actors[name].process.remote()
-            if node == ray.get_runtime_context().get_node_id() and (birth := born(pid)):
-                self._processes[pid] = birth
+            return await asyncio.wait_for(answer, limit_s)
         except TimeoutError as error:
             raise StartupError(f"{name} did not start within {limit_s} s") from error
         except RayTaskError as error:
@@ -203,9 +223,14 @@ class Group:
         actor = self._actors[name]
         try:
             await asyncio.wait_for(actor.drain.remote(limit_s), limit_s + STOP_MARGIN_S / 2)
-            await asyncio.wait_for(actor.stop.remote(), STOP_MARGIN_S / 2)
         except (RayActorError, RayTaskError, TimeoutError) as error:
             logger.warning("%s did not drain in order: %s", name, error)
+
+    async def _stop(self, name: str) -> None:
+        try:
+            await asyncio.wait_for(self._actors[name].stop.remote(), STOP_MARGIN_S / 2)
+        except (RayActorError, RayTaskError, TimeoutError) as error:
+            logger.warning("%s did not stop in order: %s", name, error)
 
     def _kill_all(self) -> None:
         for actor in self._actors.values():

@@ -16,6 +16,8 @@ from typing import Any
 from cluster.environment_table import BY_NAME, ENGINE, OWN, TABLE
 from cluster.errors import StartupError
 
+NOT_USED = "not used by this version"
+
 
 @dataclass(frozen=True)
 class Given:
@@ -77,8 +79,9 @@ def remarks(environ: Mapping[str, str], settings: Collection[str]) -> list[str]:
         if not name.startswith((OWN, ENGINE)) or name.startswith(services):
             continue
         variable = BY_NAME.get(name)
-        if variable is not None and variable.unused:
-            found.append(f"{name}: not used by this version: {variable.meaning}")
+        if variable is not None and (variable.unused or variable.benchmark):
+            reads = "only examples/benchmark.py reads it" if variable.benchmark else NOT_USED
+            found.append(f"{name}: {reads}: {variable.meaning}")
             try:
                 variable.parse(environ[name])
             except StartupError as error:  # a version that used it would not start

@@ -29,6 +29,7 @@ class Variable:
     sets: Mapping[str, Mapping[str, Any]] | None = None
     secret: bool = False  # its value is not shown
     unused: bool = False  # DeepInfer reads it, this version does not; `meaning` says why
+    benchmark: bool = False  # examples/benchmark.py reads it, and nothing else
 
     def parse(self, text: str) -> Any:
         """StartupError, with the variable's name in front, for text that is no such value."""
@@ -58,9 +59,8 @@ def _unused(kind: Kind, names: str, why: str) -> list[Variable]:
 
 
 # why a variable of DeepInfer's is not used
-_EXPERTS = "experts are not balanced over ranks yet"
 _SPECULATION = "the serving loop does not speculate yet"
-_TRUNCATION = "served prompts are not truncated; `tandem logits --keep` tries it"
+_TRUNCATION = "a truncated prompt stores nothing more"
 _GPU = "of DeepInfer's GPU engine"
 _SCHEDULING = (
     "scheduling has its own settings: chunk_tokens, max_rows, num_slots of each pool's engine"
@@ -85,8 +85,25 @@ TABLE: tuple[Variable, ...] = (
     Variable("OMP_NUM_THREADS", "set in ranks to engine.threads, before torch is imported"),
     Variable("MKL_NUM_THREADS", "the same"),
     Variable("MKL_CBWR", "set where torch is used on a CPU: the same bits whatever the batch"),
-    Variable("CUDA_VISIBLE_DEVICES", "set by Ray in ranks: the GPUs that are theirs"),
+    Variable(
+        "CUDA_VISIBLE_DEVICES",
+        "set by Ray in ranks: the GPUs that are theirs; of examples: the cards of a machine",
+    ),
+    Variable("ASCEND_RT_VISIBLE_DEVICES", "the same for Ascend; both must be equal"),
+    Variable("WORLD_SIZE", "machines of an example; ep_size = WORLD_SIZE x visible cards"),
+    Variable("RANK", "number of this machine among them, from 0"),
+    Variable("SWEEP_OUT", "folder of examples/sweep's results"),
+    Variable("SWEEP_SCALE", "divides all its lengths, for small models", "int"),
+    Variable("SWEEP_MODEL", "what it measures, as --model_name of examples/benchmark.py"),
+    Variable("SWEEP_OPTIONS", "more options of it"),
+    Variable("HF_HOME", "where examples look for models that Hugging Face has downloaded"),
+    Variable("HF_HUB_CACHE", "the same, for its cache alone"),
     Variable("UCX_NET_DEVICES", "set to lo in ranks whose wire.host is loopback"),
+    Variable(
+        "GLOO_SOCKET_IFNAME",
+        "set in ranks that share experts to the network interface of wire.host, unless it is set",
+    ),
+    Variable("NCCL_SOCKET_IFNAME", "the same"),
     Variable("UCX_TLS", "UCX's transports; a list must have tcp, see `tandem doctor`"),
     Variable("PYTORCH_CUDA_ALLOC_CONF", "torch's allocator; see `tandem doctor` for a trap"),
     Variable(
@@ -104,28 +121,72 @@ TABLE: tuple[Variable, ...] = (
             "cpu": dict.fromkeys(_ACCELERATORS) | {"prefill.gpus": 0.0, "decode.gpus": 0.0},
         },
     ),
-    *_unused(
-        "int",
-        "OVERRIDE_NUM_EXTRA_EXPERTS EXPERT_COUNT_WINDOW_SIZE "
-        "EXPERT_REARRANGEMENT_STEP_INTERVAL REARRANGE_P2P_GROUPS MOE_LB_STAT_INTERVAL",
-        _EXPERTS,
+    Variable(
+        "DEEPINFER_EXPERT_REARRANGEMENT_STEP_INTERVAL",
+        "steps of a group between two decisions about its experts; 0: none is made",
+        kind="int",
+        sets={"": {"experts.window_steps": None}, "0": {"experts.disable_eplb": True}},
+    ),
+    Variable(
+        "DEEPINFER_SHOW_EPLB_DETAIL",
+        "log a table of the layers at each such decision",
+        kind="bool",
+        sets={"": {"experts.show_detail": None}},
+    ),
+    Variable(
+        "DEEPINFER_OVERRIDE_NUM_EXTRA_EXPERTS",
+        "redundant experts a layer in groups that share experts, rounded up until all divide",
+        kind="int",
+        sets={"": dict.fromkeys(("prefill.extra_experts", "decode.extra_experts"))},
     ),
     *_unused(
-        "bool",
-        "REARRANGE_AFTER_PREFILL_IN_NORMAL_ENGINE FORCE_LOAD_BALANCE SHOW_EPLB_DETAIL",
-        _EXPERTS,
+        "int",
+        "EXPERT_COUNT_WINDOW_SIZE REARRANGE_P2P_GROUPS MOE_LB_STAT_INTERVAL",
+        "the [experts] section has its own: windows, report_s",
     ),
-    *_unused("float", "FORCE_IMBALANCE_RATIO", _EXPERTS),
+    *_unused(
+        "bool", "REARRANGE_AFTER_PREFILL_IN_NORMAL_ENGINE", "each pool is balanced for its own load"
+    ),
+    Variable(
+        "DEEPINFER_FORCE_LOAD_BALANCE",
+        "experts get as many rows each; served routing is the model's own",
+        kind="bool",
+        benchmark=True,
+    ),
+    Variable(
+        "DEEPINFER_FORCE_IMBALANCE_RATIO",
+        "the first rank's experts get so many times the average; examples/expert_drift.py serves "
+        "uneven load",
+        kind="float",
+        benchmark=True,
+    ),
+    Variable(
+        "DEEPINFER_USE_NEXTN_DECODE",
+        "draft tokens of a request and step; the serving loop does not speculate yet",
+        kind="int",
+        benchmark=True,
+    ),
     *_unused(
         "int",
-        "USE_NEXTN_DECODE MAX_BACKTRACKING_TOKENS DECODE_PERF_CACHE_TTL_SEC "
-        "DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL",
+        "MAX_BACKTRACKING_TOKENS DECODE_PERF_CACHE_TTL_SEC DFLASH_CUDAGRAPH_BATCH_SIZE_INTERVAL",
         _SPECULATION,
     ),
     *_unused("bool", "ENABLE_MTP_VARLEN DFLASH_ENFORCE_EAGER", _SPECULATION),
     *_unused("str", "DECODE_PERF_CACHE_DIR DFLASH_CONFIDENCE_HEAD_TEMPERATURE", _SPECULATION),
-    *_unused("str", "YOCO_PREFILL_TRUNCATION_MODE", _TRUNCATION),
-    *_unused("int", "YOCO_PREFILL_KEEP_TOKENS PREFILL_STORE_EXTRA_SIZE", _TRUNCATION),
+    Variable(
+        "DEEPINFER_YOCO_PREFILL_TRUNCATION_MODE",
+        "what becomes of a prompt's rows before the last ones, behind the last KV source",
+        kind="choice",
+        choices=("off", "mask", "compact"),
+        sets={"": {"model.truncation": None}},
+    ),
+    Variable(
+        "DEEPINFER_YOCO_PREFILL_KEEP_TOKENS",
+        "how many last ones go on; 0, DeepInfer's default: as set",
+        kind="int",
+        sets={"": {"model.keep_tokens": None}, "0": {}},
+    ),
+    *_unused("int", "PREFILL_STORE_EXTRA_SIZE", _TRUNCATION),
     *_unused("bool", "PREFILL_STORE_EXTRA_STATE", _TRUNCATION),
     *_unused(
         "bool",
@@ -171,7 +232,7 @@ TABLE: tuple[Variable, ...] = (
     *_unused("int", "SAMPLER_FORCE_TOPK", _SAMPLING),
     *_unused("str", "DECODE_TOKEN_BLACKLIST", _SAMPLING),
     *_unused("int", "ENGRAM_PAD_TOKEN", "config.json says it"),
-    *_unused("int", "GLOO_TIMEOUT", "a lost rank is noticed within wire.t_detect_s"),
+    *_unused("int", "GLOO_TIMEOUT", "calls between ranks are bounded by life.stuck_after_s"),
 )
 
 BY_NAME: Mapping[str, Variable] = {variable.name: variable for variable in TABLE}

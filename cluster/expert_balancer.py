@@ -1,11 +1,14 @@
 """When a group gets another expert placement: the router's side of expert balancing.
 
 A pure state machine: reports, counts and the time go in, a new state and a decision come out.
-Knows nothing of sockets or of how weights move; `expert_placement.place` knows where experts go.
+Knows nothing of sockets or of how weights move; expert_question.py knows what is better.
 
-    group unknown -- reported --> known -- counted --> window full -- decide --> given
-                                   ^                                               |
-                                   '-- reported the version, or did not in time ---'
+    group unknown -- reported --> known -- counted --> window full -- ask, conclude --> given
+                                   ^                                                      |
+                                   '------ reported the version, or did not in time ------'
+
+A decision is made in two: `ask` says what there is to solve, which takes milliseconds and can be
+done elsewhere, and `conclude` takes the answer, if it still fits the group.
 
 Versions are numbered over all groups and outlive the router: after a restart the next one is one
 more than the highest that any live group has, so none is given before all have reported.
@@ -13,32 +16,19 @@ more than the highest that any live group has, so none is given before all have 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.expert_placement import Placement, place, worthwhile
+from cluster.config import ExpertsSection
+from cluster.expert_placement import Placement
+from cluster.expert_question import Answer, Question
 from cluster.placement_file import EVERY_GROUP, GroupPlacement
+from cluster.pools import pool_of
 
 Floats = npt.NDArray[np.float64]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BalancerSettings:
-    """`disable_eplb` keeps all placements; `static` (from a file) are used and never changed."""
-
-    window_steps: int = 1000
-    windows: int = 12
-    most_moved_share: float = 0.09  # of a group's slots, at one rebalance
-    answer_timeout_s: float = 60.0
-    expert_bytes: int = 18_800_640  # weights and scales of one mxfp4 expert
-    bytes_a_second: float = 45e9  # of one rank's link
-    # One token through one expert: 71 MFLOP at 400 TFLOP/s, and 15.5 KB there and back.
-    seconds_a_token: float = 0.5e-6
-    disable_eplb: bool = False
-    static: Mapping[str, GroupPlacement] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -56,16 +46,22 @@ class GroupLoads:
     """What is known of one group."""
 
     placed: GroupPlacement
-    given: tuple[int, float] | None = None  # version on its way, and since when
+    given: tuple[GroupPlacement, float] | None = None  # on its way, and since when
     windows: tuple[Floats, ...] = ()  # loads a step [L, E], newest last
     undecided: bool = False  # a window has closed since the last decision
+    begun: bool = False  # what was saved has been given, or there was nothing
     counts: Floats | None = None  # of the window that is open
     steps: int = 0
+    closed: int = 0  # windows so far
 
 
 @dataclass(frozen=True, eq=False)
 class Balancer:
-    settings: BalancerSettings
+    """`static` placements are given and then kept; of `saved` ones new groups get theirs first."""
+
+    settings: ExpertsSection
+    static: Mapping[str, GroupPlacement] = field(default_factory=dict)
+    saved: Mapping[str, GroupPlacement] = field(default_factory=dict)
     live: frozenset[str] = frozenset()
     groups: Mapping[str, GroupLoads] = field(default_factory=dict)
     highest: int = 0  # version given or reported
@@ -74,6 +70,10 @@ class Balancer:
         """The groups that are up now; the others are forgotten, the highest version is not."""
         kept = {name: loads for name, loads in self.groups.items() if name in live}
         return replace(self, live=live, groups=kept)
+
+    def with_settings(self, settings: ExpertsSection) -> Balancer:
+        """The same knowledge, other rules from now on."""
+        return replace(self, settings=settings)
 
     def reported(self, placed: GroupPlacement, *, now: float) -> Balancer:
         """A group says which placement it has; one that is not live is ignored.
@@ -88,12 +88,13 @@ class Balancer:
             known = GroupLoads(placed)  # another group under an old name
         given = known.given
         if given is not None:
-            version, since = given
-            over = placed.version >= version or now - since > self.settings.answer_timeout_s
+            wanted, since = given
+            over = placed.version >= wanted.version or now - since > self.settings.answer_timeout_s
             given = None if over or placed.version < known.placed.version else given
-        return self._with(
+        heard = self._with(
             replace(known, placed=placed, given=given), max(self.highest, placed.version)
         )
+        return replace(heard, saved=heard._saved_with(placed)) if placed.version else heard
 
     def counted(self, group: str, counts: npt.ArrayLike, *, steps: int) -> Balancer:
         """Tokens of each expert [L, E] in the group's last `steps` steps; full windows close.
@@ -117,93 +118,129 @@ class Balancer:
         known = replace(known, counts=total, steps=known.steps + steps)
         if known.steps >= self.settings.window_steps:
             closed = (*known.windows, total / known.steps)[-self.settings.windows :]
-            known = replace(known, windows=closed, undecided=True, counts=None, steps=0)
+            known = replace(
+                known,
+                windows=closed,
+                undecided=True,
+                counts=None,
+                steps=0,
+                closed=known.closed + 1,
+            )
         return self._with(known, self.highest)
 
     def decide(self, group: str, *, now: float) -> tuple[Decision, Balancer]:
         """Another placement for the group, as given, or why it keeps its own."""
-        why_not = self._why_not(group)
+        question, asked = self.ask(group)
+        if isinstance(question, Keep):
+            return question, asked
+        return asked.conclude(question.answer(), now=now)
+
+    def ask(self, group: str) -> tuple[Question | Keep, Balancer]:
+        """What is to be solved for the group, once a window, or why nothing is."""
+        why_not = self.why_not(group)
         if why_not is not None:
             return Keep(why_not), self
         known = self.groups[group]
-        wanted: Placement | Keep
-        if (static := self._static(known)) is not None:
-            wanted = _as_fixed(static, known.placed.placement)
-        elif not known.undecided:
-            wanted = Keep("its window is not full")
-        else:
-            wanted = self._balanced(known)
-            known = replace(known, undecided=False)
-        if isinstance(wanted, Keep):
-            return wanted, self._with(known, self.highest)
-        version = self.highest + 1
-        given = self._with(replace(known, given=(version, now)), version)
-        return GroupPlacement(group, version, wanted), given
+        fixed, why = self._fixed(known)
+        asked = self._with(replace(known, undecided=False, begun=True), self.highest)
+        question = Question(known.placed, known.windows, self.settings, fixed, why)
+        return question, asked
 
-    def _why_not(self, group: str) -> str | None:
-        """Why nothing may be decided for the group now."""
+    def conclude(self, answer: Answer, *, now: float) -> tuple[Decision, Balancer]:
+        """The answer becomes the group's next version, unless the group is another by now."""
+        group = answer.asked_of.group
+        if answer.wanted is None:
+            return Keep(answer.why), self
+        known = self.groups.get(group)
+        if known is None or known.given is not None or not _same(known.placed, answer.asked_of):
+            return Keep("it has changed since this was asked"), self
+        wanted = GroupPlacement(group, self.highest + 1, answer.wanted)
+        return wanted, self._with(replace(known, given=(wanted, now)), wanted.version)
+
+    def missing(self) -> tuple[str, ...]:
+        """Live groups that have not reported."""
+        return tuple(sorted(self.live - self.groups.keys()))
+
+    def why_not(self, group: str) -> str | None:
+        """Why nothing is to be decided for the group now; None if something is."""
         if self.settings.disable_eplb:
             return "expert balancing is disabled"
-        missing = sorted(self.live - self.groups.keys())
-        if missing:
+        if missing := self.missing():
             return f"waiting for the first report of {', '.join(missing)}"
         if group not in self.groups:
             return f"group {group} is not live"
         known = self.groups[group]
         if known.given is not None:
-            return f"version {known.given[0]} is on its way"
+            return f"version {known.given[0].version} is on its way"
         if known.placed.placement.shape[1] == 1:
             return "it has one rank"
+        if (static := self._static(known)) is not None:
+            return _why_not_fixed(static, known.placed.placement)
+        if not known.undecided and self._first(known) is None:
+            return "its window is not full"
         return None
+
+    def _fixed(self, known: GroupLoads) -> tuple[Placement | None, str]:
+        """What the group shall have whatever its loads are."""
+        if (static := self._static(known)) is not None:
+            return static, "the file of placements says so"
+        return self._first(known), "a group of this size had it before"
 
     def _static(self, known: GroupLoads) -> Placement | None:
         """The placement that the file gives the group by name, or to every group of its size."""
-        if (named := self.settings.static.get(known.placed.group)) is not None:
+        if (named := self.static.get(known.placed.group)) is not None:
             return named.placement
-        every = self.settings.static.get(EVERY_GROUP)
+        every = self.static.get(EVERY_GROUP)
         if every is None or _size(every.placement) != _size(known.placed.placement):
             return None
         return every.placement
 
-    def _balanced(self, known: GroupLoads) -> Placement | Keep:
-        """A better placement for the next window, if it saves more time than it costs."""
-        settings, old = self.settings, known.placed.placement
-        layers, ranks, slots = old.shape
-        new = place(
-            np.stack(known.windows),
-            ranks=ranks,
-            slots_per_rank=slots,
-            previous=old,
-            most_moves=int(settings.most_moved_share * layers * ranks * slots),
-        )
-        newest = known.windows[-1]
-        saved = old.rank_loads(newest).max(-1).sum() - new.rank_loads(newest).max(-1).sum()
-        saved_s = float(saved) * settings.seconds_a_token
-        fetched = int(new.moves_from(old).sum(0).max()) * settings.expert_bytes
-        if fetched and worthwhile(
-            seconds_saved_a_step=saved_s,
-            steps_until_next=settings.window_steps,
-            bytes_of_busiest_rank=fetched,
-            bytes_a_second=settings.bytes_a_second,
-        ):
-            return new
-        return Keep(
-            f"another placement would save {saved_s * settings.window_steps:.3f} s a window and "
-            f"move {fetched / 1e6:.0f} MB to one rank"
-        )
+    def _first(self, known: GroupLoads) -> Placement | None:
+        """What was saved for a group that has just begun: its own, else its pool's newest."""
+        if known.begun or known.placed.version > 0:
+            return None
+        kind = _kind(known.placed)
+        fitting = [one for one in self.saved.values() if _kind(one) == kind]
+        own = [one for one in fitting if one.group == known.placed.group]
+        found = own or _newest(fitting)
+        if not found or np.array_equal(found[0].placement.slots, known.placed.placement.slots):
+            return None
+        return found[0].placement
+
+    def _saved_with(self, placed: GroupPlacement) -> Mapping[str, GroupPlacement]:
+        """What new groups may begin with: of each group that is gone no more than the newest."""
+        if self.saved.get(placed.group) is placed:
+            return self.saved
+        kind = _kind(placed)
+        kept = {
+            name: one for name, one in self.saved.items() if name in self.live or _kind(one) != kind
+        }
+        return {**kept, placed.group: placed}
 
     def _with(self, known: GroupLoads, highest: int) -> Balancer:
         return replace(self, groups={**self.groups, known.placed.group: known}, highest=highest)
 
 
-def _as_fixed(static: Placement, placed: Placement) -> Placement | Keep:
+def _why_not_fixed(static: Placement, placed: Placement) -> str | None:
     if _size(static) != _size(placed):
-        return Keep(
+        return (
             f"its static placement is of {static.experts} experts in {static.shape}, it has "
             f"{placed.experts} in {placed.shape}"
         )
-    there = np.array_equal(static.slots, placed.slots)
-    return Keep("its placement is static") if there else static
+    return "its placement is static" if np.array_equal(static.slots, placed.slots) else None
+
+
+def _newest(placements: Iterable[GroupPlacement]) -> list[GroupPlacement]:
+    return sorted(placements, key=lambda one: one.version)[-1:]
+
+
+def _same(one: GroupPlacement, other: GroupPlacement) -> bool:
+    return one.version == other.version and _size(one.placement) == _size(other.placement)
+
+
+def _kind(placed: GroupPlacement) -> tuple[object, ...]:
+    """Groups of one pool and one size can have each other's placements."""
+    return (pool_of(placed.group), *_size(placed.placement))
 
 
 def _size(placement: Placement) -> tuple[int, ...]:

@@ -34,9 +34,10 @@ from cluster.errors import (
     Unavailable,
     WorkerLost,
 )
+from cluster.image_rules import ImageRules
 from cluster.journey import Journey
-from cluster.limits import check_request
-from cluster.messages import Member, Request, Route, Routed
+from cluster.limits import NoEncoder, check_pictures, check_request, images_served
+from cluster.messages import Member, Request, Role, Route, Routed
 from cluster.router_link import FindRouter
 from cluster.routes import Routes
 from cluster.timeline import Timeline
@@ -76,6 +77,22 @@ class Caller:
         """Ranks that the router heard of within the detection time, draining ones included."""
         return self._routes.members()
 
+    async def image_rules(self) -> ImageRules:
+        """What images are to the model that is served. BadRequest if it takes none; Unavailable
+        if no rank that would run prompts is heard of for as long as a new request waits."""
+        role: Role = "decode" if self._config.router.colocated else "prefill"
+        now = asyncio.get_running_loop().time
+        began = now()
+        while True:
+            known, rules = images_served(self._routes.members(), role)
+            if rules is not None:
+                return rules
+            if known:
+                raise NoEncoder(role)
+            if now() - began > self._patience_s(begun=False):
+                raise Unavailable(f"images: no {role} rank is up, so it is not known what it takes")
+            await self._routes.wait(self._routes.news, self._config.router.retry_after_s)
+
     def reconfigure(self, config: ClusterConfig) -> None:
         """Patience and retries of requests that come from now on; connections keep the wire's."""
         self._config = config
@@ -88,7 +105,7 @@ class Caller:
 
     async def _generate(self, journey: Journey, colocated: bool) -> AsyncGenerator[Delta, None]:
         request = journey.request
-        self._check(request)
+        self._check(request, colocated)
         with journey:
             while True:
                 attempt = await self._attempt(journey, colocated)
@@ -103,8 +120,10 @@ class Caller:
                         raise
                     logger.warning("%s: %s; trying again", request.request_id, error)
 
-    def _check(self, request: Request) -> None:
+    def _check(self, request: Request, colocated: bool) -> None:
         check_request(request, self._routes.longest, self._routes.vocab_size)
+        alone = colocated or self._config.router.colocated
+        check_pictures(request, self._routes.members(), "decode" if alone else "prefill")
 
     async def _attempt(self, journey: Journey, colocated: bool) -> Attempt:
         route = await self._route(journey, colocated)
@@ -113,11 +132,11 @@ class Caller:
     async def _route(self, journey: Journey, colocated: bool) -> Routed:
         """Where to go; held while no rank can take it, because a dead one is soon replaced.
 
-        Unavailable after recovery_wait_s; NoRoom at once when the queues of all are full.
+        Unavailable when its patience is at an end; NoRoom at once when the queues of all are full.
         """
         request = journey.remaining()
         now = asyncio.get_running_loop().time
-        deadline = now() + self._config.generation.recovery_wait_s
+        began = now()
         while True:
             news = self._routes.news
             answer = await self._routes.ask(
@@ -128,21 +147,30 @@ class Caller:
                     avoid=journey.avoided(),
                     colocated=colocated,
                     whole=journey.whole,
+                    images=bool(request.images),
                 )
             )
             if isinstance(answer, Routed):
                 self._record(journey, answer, colocated or self._config.router.colocated)
                 return answer
-            self._check(request)  # no rank was known when it came
+            self._check(request, colocated)  # no rank was known when it came
             if journey.no_room is not None:
                 raise journey.no_room
-            left_s = deadline - now()
+            left_s = began + self._patience_s(begun=journey.begun) - now()
             if left_s <= 0:
                 raise Unavailable(
                     f"{request.request_id}: {answer.message}", retry_after_s=answer.retry_after_s
                 )
             journey.held(answer.message)
             await self._routes.wait(news, min(left_s, answer.retry_after_s))
+
+    def _patience_s(self, *, begun: bool) -> float:
+        """For a pool without a rank. What runs already outlives it; who is new hears soon that he
+        should come again, or go elsewhere, once it is known that nobody is there."""
+        generation = self._config.generation
+        if begun or not self._routes.told:
+            return generation.recovery_wait_s
+        return min(generation.new_request_wait_s, generation.recovery_wait_s)
 
     @staticmethod
     def _record(journey: Journey, routed: Routed, colocated: bool) -> None:

@@ -25,6 +25,7 @@ class Journey:
         self.timeline = timeline
         self.state: State = Queued()
         self.attempt = 1  # ranks tell the tries of a request apart by it
+        self.begun = request.output_length > 0  # by some rank: it runs, and outlives a whole pool
         self.whole = False  # it was preempted: from now on all its memory comes first
         self.stopped_at: int | None = None  # the reader has found its end before that index
         self.scored = 0  # positions of the prompt whose log-probabilities the caller has got

@@ -25,6 +25,7 @@ from cluster import environment, local_ray
 from cluster.config import ClusterConfig, load_config, parse_config, setting_names
 from cluster.deployment_options import autoscaling, deployment_options
 from cluster.errors import StartupError
+from cluster.expert_sizes import expert_remarks, routed_experts
 from cluster.packing import domain_of
 from cluster.pools import pools
 from cluster.serve_details import Json, arguments_of
@@ -77,6 +78,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECTION.KEY=VALUE",
         help="override one value of the file; may be repeated",
     )
+    parser.add_argument(
+        "--disable_eplb",
+        dest="set",
+        action="append_const",
+        const="experts.disable_eplb=true",
+        help="leave experts where they are, whatever their load; same as --set with that setting",
+    )
 
 
 def timed(stream: TextIO | None = None) -> Say:
@@ -98,9 +106,8 @@ def remarks(config: ClusterConfig) -> list[str]:
             "on GPUs this version computes in float32 by torch's own ops, and moves state through "
             "host memory: right, but slow"
         )
-    if any(pool.ranks > 1 for pool in pools):
-        found.append("ranks of a group do not share experts so far: each loads the whole model")
-    return found
+    experts = routed_experts(ROOT / config.model.path)
+    return [*found, *expert_remarks(config, experts)] if experts else found
 
 
 def launch(config: ClusterConfig, *, say: Say) -> None:

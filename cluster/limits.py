@@ -9,7 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from cluster.errors import BadRequest, PromptTooLong
-from cluster.messages import Member, Request
+from cluster.image import check_images
+from cluster.image_rules import ImageRules
+from cluster.messages import Member, Request, Role
+
+
+class NoEncoder(BadRequest):
+    """No rank that would run the prompt can run its images."""
+
+    param = "images"
+
+    def __init__(self, role: Role) -> None:
+        super().__init__(
+            f"images: no {role} rank has a vision encoder: the model has none, or {role}.vision is "
+            "false"
+        )
 
 
 def longest_served(members: Iterable[Member]) -> int | None:
@@ -29,6 +43,24 @@ def vocabulary_served(members: Iterable[Member]) -> int | None:
     """Token ids below this are known to every rank; None while nobody is known."""
     sizes = (member.load.vocab_size for member in members)
     return min((size for size in sizes if size), default=None)
+
+
+def images_served(members: Iterable[Member], role: Role) -> tuple[bool, ImageRules | None]:
+    """Whether any rank of the pool is known, and what images are to those that take some."""
+    pool = [member.load for member in members if member.endpoint.role == role]
+    rules = (load.images for load in pool if load.images is not None)
+    return bool(pool), next(rules, None)
+
+
+def check_pictures(request: Request, members: Iterable[Member], role: Role) -> None:
+    """BadRequest for images that no rank of the pool could run; a pool of nobody may come yet."""
+    if not request.images:
+        return
+    known, rules = images_served(members, role)
+    if known and rules is None:
+        raise NoEncoder(role)
+    if known:
+        check_images(request.images, request.prompt, rules)
 
 
 def check_request(request: Request, longest: int | None, vocab_size: int | None = None) -> None:

@@ -22,6 +22,7 @@ DEPLOYMENTS = ("Ingress", "Router", "Prefill", "Decode")
 
 LIVE = (
     "decode.engine.max_waiting",
+    "experts",
     "generation",
     "http.body_timeout_s",
     "http.max_body_bytes",
@@ -38,8 +39,11 @@ HELD_BY: Mapping[str, tuple[str, ...]] = {
     "decode": ("Decode",),
     "decode.engine.max_length": ("Decode", "Ingress"),
     "decode.groups": (),  # scaling replaces nobody
+    "experts.placement_file": ("Router",),  # which reads it when it starts
+    "experts.save_file": ("Router",),
     "http": ("Ingress",),
     "http.proxy_port": (),  # of Serve itself, which takes it when it starts
+    "images": ("Ingress", "Prefill", "Decode"),
     "model": ("Ingress", "Prefill", "Decode"),
     "prefill": ("Prefill",),
     "prefill.engine.max_length": ("Prefill", "Ingress"),
@@ -93,9 +97,15 @@ def restarted_for(setting: str) -> tuple[str, ...]:
 
 
 def digest(config: ClusterConfig, deployment: str) -> str:
-    """Differs for two configurations exactly if the deployment must be replaced between them."""
+    """Differs for two configurations exactly if the deployment must be replaced between them.
+
+    Of what is not as it is by default: other defaults come with other code, which replaces all.
+    """
+    default = dict(_leaves(_tree(ClusterConfig())))
     held = {
-        name: value for name, value in _leaves(_tree(config)) if deployment in restarted_for(name)
+        name: value
+        for name, value in _leaves(_tree(config))
+        if value != default.get(name) and deployment in restarted_for(name)
     }
     return hashlib.sha256(json.dumps(held, sort_keys=True).encode()).hexdigest()[:12]
 

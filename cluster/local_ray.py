@@ -26,8 +26,8 @@ from pathlib import Path
 from cluster.errors import StartupError
 from cluster.processes import Family, alive, born, family_of, send, wait_gone
 
-START_LIMIT_S = 60.0
-ORDERLY_STOP_S = 5.0  # for Ray to end its processes itself; it takes longer while actors run
+START_LIMIT_S = 120.0
+ORDERLY_STOP_S = 1.0  # for ranks to end; Ray itself takes longer than ten, and tidies up nothing
 STOP_LIMIT_S = 15.0
 NODE_ADDRESS = "127.0.0.2"  # 127.0.0.1 Ray replaces by the machine's outer address
 OWN_PORTS = range(20_000, 32_000)  # the kernel deals out higher ones, by the dozen, to Ray itself
@@ -60,6 +60,7 @@ class LocalRay:
         family = self.family()
         send({self.pid: self.born}, signal.SIGTERM)  # --block ends its children in order
         if not wait_gone(family, ORDERLY_STOP_S):
+            family |= self.family()  # those that a head in mid-start has started since
             send(family, signal.SIGKILL)
             if not wait_gone(family, STOP_LIMIT_S):
                 left = ", ".join(map(str, alive(family)))
@@ -159,11 +160,16 @@ def _ray_settings(auth_mode: str, folder: str) -> dict[str, str]:
 
 
 def _environment(settings: dict[str, str]) -> dict[str, str]:
-    """Of the head. This python comes first on the path: a job's `python` shall have ray."""
-    others = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
+    """Of the head. This python comes first on the path: a job's `python` shall have ray.
+
+    It may write bytecode: uploaded code is unpacked in the head's folder, and every process that
+    starts would compile all of it (0.8 s of a rank's start). And it starts no workers before they
+    are asked for: whatever is asked for here comes with code, and cannot use them.
+    """
+    others = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS", "PYTHONDONTWRITEBYTECODE")
     kept = {name: value for name, value in os.environ.items() if name not in others}
     path = os.pathsep.join([str(Path(sys.executable).parent), kept.get("PATH", "")])
-    return kept | settings | {"PATH": path}
+    return kept | settings | {"PATH": path, "RAY_prestart_worker_first_driver": "0"}
 
 
 def _wait_until_up(process: subprocess.Popen[bytes], log: Path, dashboard: int) -> None:

@@ -7,6 +7,7 @@ Who says what (-> first message of a stream, then what may follow on the same st
     rank   -> router    Report           | repeated; the stream's end is the rank's end
     caller -> router    Suspect          | nothing: a rank does not answer
     head   -> router    Guard            | Suspect, again for each suspicion of one of its ranks
+    rank   -> router    ExpertReport, AskExperts: see cluster/expert_messages.py
     caller -> prefill   Prefill          | Started, PromptLogprobs if asked for, Tokens (index 0),
                                            PushFailed, HandedOver, Failed
                         PushTo, Cancel     from the caller, on the same stream
@@ -20,11 +21,13 @@ Who says what (-> first message of a stream, then what may follow on the same st
     prefill -> decode   OpenPush         | PushOpened, Unpacked, Accepted, RejectedNow, Cancel
                         Pushed, Commit     from prefill, on the same stream
                         Cancelled          from prefill, asked by decode's Cancel or not
+    prefill -> decode   Cancelled        | nothing: of a direct push whose own stream broke off
+    caller -> prefill   AskPairs         | Pairs
 
 Closing a stream cancels what it asked for. Whatever is lost before decode has accepted, prefill
 keeps the state and waits for the next PushTo. Failed with `Preempted` comes after all tokens that
 were made: the caller prefills again from there, and asks for `whole` memory. Token ids travel as
-bytes (int32, little endian).
+bytes (int32, little endian), images as pixels (uint8) to whoever runs the prompt; Reserve has none.
 """
 
 from __future__ import annotations
@@ -33,16 +36,25 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from cluster.expert_messages import AskExperts as AskExperts
+from cluster.expert_messages import ExpertBalance as ExpertBalance
+from cluster.expert_messages import ExpertPlacement as ExpertPlacement
+from cluster.expert_messages import ExpertReport as ExpertReport
+from cluster.image_rules import ImageRules
+from cluster.request import Image as Image
 from cluster.request import Request as Request
 from cluster.request import Sampling as Sampling
 from cluster.request import Value as Value
 from cluster.request import pack_ids as pack_ids
 from cluster.request import unpack_ids as unpack_ids
 from cluster.transfer_messages import Accepted as Accepted
+from cluster.transfer_messages import AskPairs as AskPairs
 from cluster.transfer_messages import Commit as Commit
 from cluster.transfer_messages import Connect as Connect
 from cluster.transfer_messages import Connected as Connected
 from cluster.transfer_messages import OpenPush as OpenPush
+from cluster.transfer_messages import PairPath as PairPath
+from cluster.transfer_messages import Pairs as Pairs
 from cluster.transfer_messages import PieceDigest as PieceDigest
 from cluster.transfer_messages import Pushed as Pushed
 from cluster.transfer_messages import PushOpened as PushOpened
@@ -87,6 +99,7 @@ class Load(Value):
     block_tokens: int = 0
     vocab_size: int = 0  # token ids from here on mean nothing to its model
     output_reserved: float = 1.0  # part of an answer's need that it holds memory for at the start
+    images: ImageRules | None = None  # what its vision encoder takes; None: it has none
 
 
 class Member(Value):
@@ -95,6 +108,8 @@ class Member(Value):
     endpoint: Endpoint
     load: Load
     draining: bool = False
+    balanced: bool = False  # its group shares experts, and it reports what they do
+    follows: bool = False  # it computes the prompts of another rank, and takes no request
 
 
 # ------------------------------------------------------------------ messages
@@ -135,6 +150,7 @@ class Route(Value):
     decode_only: bool = False  # a prefill rank has it already; only its place is sought
     colocated: bool = False  # one decode rank shall do it all, whatever the configuration says
     whole: bool = False  # it was preempted: goes where all that it can need is free
+    images: bool = False  # whoever runs the prompt needs a vision encoder
 
 
 class Routed(Value):
@@ -275,6 +291,7 @@ class HandedOver(Value):
     bytes_moved: int
     pushes: int
     push_s: float  # seconds in gather and write
+    hidden_s: float = 0.0  # of these, until the end of the last chunk: nobody waited for them
     tail_s: float  # from the end of the last chunk to Accepted
     path: str  # which transport carried it, e.g. "nixl/UCX"
     reservation: str = ""  # which one; there may have been others before it
@@ -306,9 +323,10 @@ class Stop(Value):
 
 
 class Cancelled(Value):
-    """No write of the sender can land any more."""
+    """No write of the sender can land any more. `reservation` is said where the stream does not."""
 
     kind: Literal["cancelled"] = "cancelled"
+    reservation: str = ""
 
 
 WireMessage = Annotated[
@@ -346,6 +364,12 @@ WireMessage = Annotated[
     | Unpacked
     | Commit
     | Accepted
-    | RejectedNow,
+    | RejectedNow
+    | AskPairs
+    | Pairs
+    | ExpertReport
+    | ExpertPlacement
+    | AskExperts
+    | ExpertBalance,
     Field(discriminator="kind"),
 ]

@@ -46,6 +46,21 @@ MOVED = Metric("tandem_transfer_bytes", "counter", "state handed over", ("pool",
 MOVE_TIME = Metric(
     "tandem_transfer_seconds", "counter", "spent in gathering and writing it", ("pool", "path")
 )
+HIDDEN_TIME = Metric(
+    "tandem_transfer_hidden_seconds", "counter", "of these, while the prompt ran", ("pool", "path")
+)
+PAIRS_MET = Metric(
+    "tandem_pairs_met",
+    "counter",
+    "decode ranks that prefill has met, by path: ok, slow, or a fallback from the direct path",
+    ("pool", "path", "outcome"),
+)
+PATH_SPEED = Metric(
+    "tandem_path_bytes_per_second",
+    "gauge",
+    "of the slowest pair of ranks on a path, as measured when they met",
+    ("pool", "path"),
+)
 RANKS = Metric("tandem_ranks", "gauge", "ranks that report to the router", ("pool", "state"))
 STARTS = Metric("tandem_rank_starts", "counter", "lives of ranks that the router has met")
 
@@ -62,6 +77,9 @@ METRICS = (
     HANDOFFS,
     MOVED,
     MOVE_TIME,
+    HIDDEN_TIME,
+    PAIRS_MET,
+    PATH_SPEED,
     RANKS,
     STARTS,
 )
@@ -86,11 +104,25 @@ def rank_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
     yield Sample(TOKENS, status["tokens"], (pool,))
     yield Sample(PREEMPTIONS, status["preempted"], (pool,))
     if "moved" in status:  # it sends
-        moved, path = status["moved"], status["path"]
         yield Sample(HOMELESS, status["homeless_blocks"], (pool,))
-        yield Sample(HANDOFFS, moved["handoffs"], (pool, path))
-        yield Sample(MOVED, moved["nbytes"], (pool, path))
-        yield Sample(MOVE_TIME, moved["seconds"], (pool, path))
+        for path, moved in status["moved"].items():
+            yield Sample(HANDOFFS, moved["handoffs"], (pool, path))
+            yield Sample(MOVED, moved["nbytes"], (pool, path))
+            yield Sample(MOVE_TIME, moved["seconds"], (pool, path))
+            yield Sample(HIDDEN_TIME, moved["hidden_s"], (pool, path))
+        yield from _path_samples(pool, status)
+
+
+def _path_samples(pool: str, status: Mapping[str, Any]) -> Iterator[Sample]:
+    for met in status["met"]:
+        yield Sample(PAIRS_MET, met["number"], (pool, met["path"], met["outcome"]))
+    slowest: dict[str, float] = {}
+    for pair in status["pairs"]:
+        if pair["gb_per_s"]:  # measured
+            speed = pair["gb_per_s"] * 1e9
+            slowest[pair["path"]] = min(speed, slowest.get(pair["path"], speed))
+    for path, speed in slowest.items():
+        yield Sample(PATH_SPEED, speed, (pool, path))
 
 
 class RouterSamples:

@@ -44,14 +44,20 @@ class PlaceSearch:
         routes: Routes,
         within_s: float,
         *,
+        recovery_wait_s: float,
         last: Endpoint | None = None,
     ) -> None:
-        """`last` is asked when nobody else has room."""
+        """`within_s`: patience while ranks have no room; `recovery_wait_s`: from when there is no
+        rank at all. `last` is asked when nobody else has room."""
         self._journey = journey
-        self._request = request
+        self._request = request.without_pixels()  # decode goes on from state
         self._peers = peers
         self._routes = routes
         self._within_s = within_s
+        self._recovery_wait_s = recovery_wait_s
+        self._full_for = f"no decode worker had room within {within_s:g} s"
+        self._why_not = self._full_for
+        self._outlives = False  # the pool was without a rank, and the patience is for that
         self._full: dict[str, float] = {}  # incarnation: when to ask it again, in seconds
         if last is not None:
             self._full[last.incarnation] = RETRY_S
@@ -63,12 +69,13 @@ class PlaceSearch:
         Unavailable when none has had any for so long. Cancelled: a pending Reserve is withdrawn.
         """
         try:
-            async with asyncio.timeout(self._within_s):
+            async with asyncio.timeout(self._within_s) as patience:
                 while True:
-                    decode = decode or await self._another()
+                    decode = decode or await self._another(patience)
                     try:
                         return await self._reserve(decode)
                     except NoRoom as refusal:
+                        self._why_not = self._full_for
                         self._full[decode.incarnation] = refusal.retry_after_s or 0.0
                         self._refused(decode, refusal)
                     except (Draining, WorkerLost) as refusal:
@@ -77,12 +84,11 @@ class PlaceSearch:
                     decode = None
         except TimeoutError:
             raise Unavailable(
-                f"{self._request.request_id}: no decode worker had room within "
-                f"{self._within_s:g} s; try again later",
+                f"{self._request.request_id}: {self._why_not}; try again later",
                 retry_after_s=self._retry_after_s,
             ) from None
 
-    async def _another(self) -> Endpoint:
+    async def _another(self, patience: asyncio.Timeout) -> Endpoint:
         """One that has not refused yet; when all have, those that are full once more."""
         while True:
             news = self._routes.news
@@ -102,7 +108,17 @@ class PlaceSearch:
                 await asyncio.sleep(self._retry_after_s)
                 self._full.clear()
             else:
+                self._outlive_the_pool(patience, answer.message)
                 await self._routes.wait(news, self._retry_after_s)
+
+    def _outlive_the_pool(self, patience: asyncio.Timeout, why: str) -> None:
+        """Once a search: ranks that die of this very request shall not make it wait for ever."""
+        self._why_not = why
+        if not self._outlives:
+            self._outlives = True
+            ends_at, now = patience.when(), asyncio.get_running_loop().time()
+            assert ends_at is not None
+            patience.reschedule(max(ends_at, now + self._recovery_wait_s))
 
     async def _reserve(self, decode: Endpoint) -> Found:
         """NoRoom or Draining when it says so; any other error that it has with the request."""

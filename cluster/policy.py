@@ -54,18 +54,24 @@ def choose(
             return NoWorkers(
                 message=_why_not("prefill", roster, route), retry_after_s=retry_after_s
             )
-    decode = _first("decode", roster, route, _room_to_decode)
+    decode = _first("decode", roster, route, _room_to_decode, shown=colocated)
     if decode is None:
-        return NoWorkers(message=_why_not("decode", roster, route), retry_after_s=retry_after_s)
+        message = _why_not("decode", roster, route, shown=colocated)
+        return NoWorkers(message=message, retry_after_s=retry_after_s)
     return Routed(prefill=prefill, decode=decode)
 
 
 def _first(
-    role: Role, roster: Roster, route: Route, has_room: Callable[[Load, Route], bool]
+    role: Role,
+    roster: Roster,
+    route: Route,
+    has_room: Callable[[Load, Route], bool],
+    *,
+    shown: bool = True,
 ) -> Endpoint | None:
     """Of those who may take it the first with room, else the first."""
     full: Endpoint | None = None
-    for member in _willing(role, roster, route):
+    for member in _willing(role, roster, route, shown=shown):
         if has_room(member.load, route):
             return member.endpoint
         full = full or member.endpoint
@@ -81,12 +87,17 @@ def _near(roster: Roster, route: Route, local_tokens: int) -> Endpoint | None:
     return None
 
 
-def _willing(role: Role, roster: Roster, route: Route) -> Iterator[Member]:
-    """Those who may take it, the least work first."""
-    for member in roster.pool(role):
+def _willing(role: Role, roster: Roster, route: Route, *, shown: bool = True) -> Iterator[Member]:
+    """Those who may take it, the least work first; `shown`: they run the prompt and its images."""
+    for member in _leading(role, roster):
         lost = member.endpoint.incarnation in route.avoid
-        if not (member.draining or lost or _too_long(member, route)):
+        blind = shown and _is_blind(member, route)
+        if not (member.draining or lost or blind or _too_long(member, route)):
             yield member
+
+
+def _leading(role: Role, roster: Roster) -> Iterator[Member]:
+    return (member for member in roster.pool(role) if not member.follows)
 
 
 def _room_to_prefill(load: Load, route: Route) -> bool:
@@ -101,18 +112,25 @@ def _too_long(member: Member, route: Route) -> bool:
     return route.longest > member.load.max_length > 0
 
 
-def _why_not(role: Role, roster: Roster, route: Route) -> str:
-    pool = list(roster.pool(role))
+def _is_blind(member: Member, route: Route) -> bool:
+    return route.images and member.load.images is None
+
+
+def _why_not(role: Role, roster: Roster, route: Route, *, shown: bool = True) -> str:
+    pool = list(_leading(role, roster))
     if not pool:
         return f"no {role} worker is up"
     reasons = []
     draining = sum(member.draining for member in pool)
     lost = sum(member.endpoint.incarnation in route.avoid for member in pool)
+    blind = sum(shown and _is_blind(member, route) for member in pool)
     short = [member.load.max_length for member in pool if _too_long(member, route)]
     if draining:
         reasons.append(f"{draining} draining")
     if lost:
         reasons.append(f"{lost} avoided by this request")
+    if blind:
+        reasons.append(f"{blind} without a vision encoder for its images")
     if short:
         reasons.append(
             f"{len(short)} for at most {max(short)} tokens where {route.longest} are asked"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -15,11 +16,13 @@ import ray
 
 from cluster.config import ClusterConfig, PoolSection
 from cluster.errors import StartupError
+from cluster.health import Health
 from cluster.log import log_as
-from cluster.messages import Endpoint, Load
+from cluster.messages import Address, Endpoint, Load
 from cluster.metric_samples import rank_samples
 from cluster.ray_metrics import export
 from cluster.ray_services import ApplicationKeys
+from cluster.seat import Seat, listen
 
 
 class RankActor:
@@ -34,9 +37,20 @@ class RankActor:
         self._name = name
         self._rank: Any = None
         self._exporting: asyncio.Task[None] | None = None
+        self._listener: socket.socket | None = None
 
-    async def start(self) -> Endpoint:
-        """Imports, loads, listens. Raises what the rank raises."""
+    async def open_group(self) -> Address:
+        """On the first rank, before any starts: where the others of its group will meet it."""
+        self._listener = listen(self._config.wire.host)
+        return Address(host=self._config.wire.host, port=self._listener.getsockname()[1])
+
+    async def start(self, seat: Seat | None = None) -> Endpoint:
+        """Imports, loads, listens. `seat`: with the ranks of its group. Raises what the rank does.
+
+        Where ranks share nothing, a rank is not told of its seat.
+        """
+        if seat is not None and self._listener is not None:
+            seat = seat.with_listener(self._listener)
         log_as(self._config.log)
         make = await asyncio.to_thread(resolve, self._rank_class)  # importing torch takes seconds
         keys = ApplicationKeys(self._config.name)
@@ -45,6 +59,7 @@ class RankActor:
             name=self._name,
             secret=await asyncio.to_thread(keys.secret),
             find_router=keys.find_router,
+            **({} if seat is None else {"seat": seat}),
         )
         endpoint: Endpoint = await self._rank.start()
         self._exporting = asyncio.create_task(export(lambda: rank_samples(self._rank.status())))
@@ -58,8 +73,9 @@ class RankActor:
         """Its node, as Ray calls it, and its number there."""
         return ray.get_runtime_context().get_node_id(), os.getpid()
 
-    async def health(self) -> Any:
-        return self._rank.health()
+    async def health(self) -> Health:
+        health: Health = self._rank.health()
+        return health
 
     async def load(self) -> Load:
         load: Load = self._rank.load()

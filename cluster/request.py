@@ -10,22 +10,12 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-)
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+
+from cluster.image import Image as Image
+from cluster.value import Value as Value
 
 MAX_BAD_WORDS = 1024  # each is compared with the end of the output for every token
-
-
-class Value(BaseModel):
-    """A frozen value; unknown fields are an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 def pack_ids(ids: Sequence[int]) -> bytes:
@@ -172,6 +162,7 @@ class Request(Value):
     prompt: bytes = Field(repr=False)
     output: bytes = Field(default=b"", repr=False)
     sampling: Sampling = Sampling()
+    images: tuple[Image, ...] = ()  # of the prompt, in order of position
 
     @property
     def token_ids(self) -> list[int]:
@@ -203,6 +194,18 @@ class Request(Value):
     def held(self, part: float) -> int:
         """Positions for which a decode rank takes memory at the start: see positions_held()."""
         return positions_held(self.prompt_length + self.output_length, self.longest, part)
+
+    @property
+    def image_bytes(self) -> int:
+        """How much of it is pixels."""
+        return sum(len(image.pixels) for image in self.images)
+
+    def without_pixels(self) -> Request:
+        """For those who only go on from its state."""
+        if not self.image_bytes:
+            return self
+        images = tuple(image.without_pixels() for image in self.images)
+        return self.model_copy(update={"images": images})
 
     def resume_after(self, emitted: Sequence[int]) -> Request:
         """The same request when the caller has already got the tokens `emitted`."""

@@ -10,9 +10,12 @@ from contextlib import suppress
 
 from cluster.config import ClusterConfig
 from cluster.errors import ClusterError, ProtocolError, WorkerLost
+from cluster.expert_desk import ExpertDesk
 from cluster.membership import Roster
 from cluster.messages import (
     Address,
+    AskExperts,
+    ExpertReport,
     Guard,
     Hello,
     Member,
@@ -28,9 +31,11 @@ from cluster.messages import (
 from cluster.policy import decide
 from cluster.wire import Identity, Server, Stream, new_incarnation, serve
 
+MOST_UNTOLD = 256  # suspicions; most are of ranks that have died with their heads
+
 
 class Router:
-    """A server of Report, Route and Watch on a socket of its own."""
+    """A server of Report, Route and Watch on a socket of its own; experts have a desk there."""
 
     def __init__(self, config: ClusterConfig, secret: bytes) -> None:
         self.incarnation = new_incarnation()
@@ -39,22 +44,28 @@ class Router:
         self._roster = Roster()
         self._reports: dict[str, Stream] = {}  # by incarnation: who speaks for it
         self._guards: dict[Stream, frozenset[str]] = {}  # heads, and the incarnations they guard
+        self._untold: dict[str, Suspect] = {}  # by incarnation, whose head is not here (yet)
+        self.experts = ExpertDesk(config.experts)
         self._news = asyncio.Event()  # set, and replaced, when the roster changes its shape
 
     async def start(self) -> Address:
         """Listen on any free port; returns where."""
+        await self.experts.open()
         self._server: Server = await serve(self._converse, self._identity, self._config.wire)
-        self._watchman = asyncio.get_running_loop().create_task(self._expire())
+        work = (self._expire(), self.experts.run())
+        self._working = [asyncio.get_running_loop().create_task(one) for one in work]
         return self._server.address
 
     async def stop(self) -> None:
-        self._watchman.cancel()
-        await asyncio.gather(self._watchman, return_exceptions=True)
+        for task in self._working:
+            task.cancel()
+        await asyncio.gather(*self._working, return_exceptions=True)
         await self._server.close()
 
     def reconfigure(self, config: ClusterConfig) -> None:
         """Decides by these settings from now on; connections keep the wire's."""
         self._config = config
+        self.experts.reconfigure(config.experts)
 
     def members(self) -> tuple[Member, ...]:
         """Ranks heard of within the detection time, draining ones included."""
@@ -77,6 +88,10 @@ class Router:
                 await self._suspect(first)
             case Guard():
                 await self._warn(stream, first)
+            case ExpertReport():
+                await self.experts.follow(stream, first)
+            case AskExperts():
+                await stream.send(self.experts.balance())
             case _:
                 raise ProtocolError(f"{peer.role} asked the router for {first.kind!r}")
 
@@ -105,15 +120,21 @@ class Router:
         """For as long as the head is there it hears of every suspicion against its ranks."""
         self._guards[head] = frozenset(guard.incarnations)
         try:
+            for incarnation in self._untold.keys() & self._guards[head]:
+                await self._suspect(self._untold.pop(incarnation))
             await head.receive()
         finally:
             del self._guards[head]
 
     async def _suspect(self, suspicion: Suspect) -> None:
+        """Its head hears of it: now, or as soon as it has found this router."""
         for head, ranks in list(self._guards.items()):
             if suspicion.incarnation in ranks:
                 with suppress(ClusterError):
-                    await head.send(suspicion)
+                    return await head.send(suspicion)
+        self._untold[suspicion.incarnation] = suspicion
+        if len(self._untold) > MOST_UNTOLD:
+            del self._untold[next(iter(self._untold))]
 
     async def _show(self, stream: Stream) -> None:
         """The whole membership: on every change of shape at once, new loads every report_s."""
@@ -136,6 +157,7 @@ class Router:
         changed = roster.shape != self._roster.shape
         self._roster = roster
         if changed:
+            self.experts.see(roster.members)
             self._news.set()
             self._news = asyncio.Event()
 

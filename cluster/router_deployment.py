@@ -6,17 +6,20 @@ Knows nothing of what a router decides.
 from __future__ import annotations
 
 import asyncio
+import sys
 
 from cluster.config import ClusterConfig, parse_config
+from cluster.expert_samples import expert_samples
 from cluster.live_settings import Json, take_over
 from cluster.log import log_as
 from cluster.messages import Address
-from cluster.metric_samples import RouterSamples
+from cluster.metric_samples import RouterSamples, Sample
 from cluster.rank_actor import on_this_node
 from cluster.ray_metrics import export
 from cluster.ray_services import ApplicationKeys, RouterRecord
 from cluster.router import Router
 
+GIL_TURN_S = 0.0005  # for which a thread that places experts may keep a route waiting
 LEADER_CHECK_S = 1.0  # how often a standby router looks whether the leader still listens
 
 
@@ -50,14 +53,20 @@ class RouterDeployment:
 
     async def _start(self, config: ClusterConfig) -> None:
         self._keys = ApplicationKeys(config.name)
+        sys.setswitchinterval(GIL_TURN_S)
         self._connect_timeout_s = config.wire.connect_timeout_s
         self._router = Router(on_this_node(config), await asyncio.to_thread(self._keys.secret))
         address = await self._router.start()
         self._own = RouterRecord(incarnation=self._router.incarnation, address=address)
         await asyncio.to_thread(self._keys.publish_router, self._own)
         self._standing_by = asyncio.create_task(self._stand_by())
-        samples = RouterSamples()
-        self._exporting = asyncio.create_task(export(lambda: samples.of(self._router.members())))
+        self._ranks_met = RouterSamples()
+        self._exporting = asyncio.create_task(export(self._samples))
+
+    def _samples(self) -> list[Sample]:
+        experts = self._router.experts
+        told = self._ranks_met.of(self._router.members())
+        return [*told, *expert_samples(experts.imbalance(), experts.history)]
 
     async def _stand_by(self) -> None:
         """Whoever starts last leads. Where the leader has gone, any other takes its place."""

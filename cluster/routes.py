@@ -18,6 +18,8 @@ from cluster.policy import decide
 from cluster.router_link import FindRouter, follow_router
 from cluster.wire import Connection, Identity
 
+MOST_SUSPECTED = 256  # lives of ranks, the last ones; of a dead one nobody minds to hear again
+
 
 class Routes:
     """Watches the membership from the first use on; needs a running event loop from then."""
@@ -31,7 +33,7 @@ class Routes:
         self._router: Connection | None = None
         self._watching: asyncio.Task[None] | None = None
         self._closed = False
-        self._suspected: set[str] = set()  # incarnations, each told once
+        self._suspected: dict[str, Suspect] = {}  # by incarnation; every router hears of each once
         self._telling: set[asyncio.Task[None]] = set()
         self.news = asyncio.Event()  # set, and replaced, on every membership that comes
 
@@ -43,6 +45,11 @@ class Routes:
         self._watch()
         silent_s = asyncio.get_running_loop().time() - self._told_at
         return self._roster.members if silent_s < self._config.wire.t_detect_s else ()
+
+    @property
+    def told(self) -> bool:
+        """Whether a router has ever said who is there."""
+        return self._told_at > 0.0
 
     @property
     def longest(self) -> int | None:
@@ -78,12 +85,20 @@ class Routes:
                 await news.wait()
 
     def suspect(self, rank: Endpoint, why: str) -> None:
-        """Tell the router, if there is one, that this life of a rank was waited for in vain."""
-        router = self._router
-        if router is None or rank.incarnation in self._suspected:
+        """Tell the router that this life of a rank was waited for in vain; the next one too, which
+        may find the head that this one has not found."""
+        if self._router is None:  # who else would say so, until there is one that knows better?
+            self._roster = self._roster.forget(rank.incarnation)
+        if rank.incarnation in self._suspected:
             return
-        self._suspected.add(rank.incarnation)
         suspicion = Suspect(incarnation=rank.incarnation, why=why)
+        self._suspected[rank.incarnation] = suspicion
+        if len(self._suspected) > MOST_SUSPECTED:
+            del self._suspected[next(iter(self._suspected))]
+        if self._router is not None:
+            self._tell_soon(self._router, suspicion)
+
+    def _tell_soon(self, router: Connection, suspicion: Suspect) -> None:
         task = asyncio.get_running_loop().create_task(self._tell(router, suspicion))
         self._telling.add(task)
         task.add_done_callback(self._telling.discard)
@@ -116,6 +131,8 @@ class Routes:
 
     async def _follow(self, router: Connection) -> None:
         self._router = router
+        for suspicion in self._suspected.values():
+            self._tell_soon(router, suspicion)
         try:
             async with await router.open(Watch()) as stream:
                 async for message in stream:

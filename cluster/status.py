@@ -1,11 +1,13 @@
 """What runs, for `tandem status`: the application, its deployments, groups and ranks, the router.
 
-Three sources, each asked once: Serve (deployments), Ray (actors and pids), the router (loads).
+Four sources, each asked once: Serve (deployments), Ray (actors and pids), the router (loads),
+and each prefill rank (the paths to the decode ranks that it knows).
 """
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from ray.util.state import list_actors
@@ -13,7 +15,7 @@ from ray.util.state import list_actors
 from cluster.application import MOST_ACTORS, Applications
 from cluster.config import ClusterConfig, parse_config
 from cluster.errors import ClusterError, StartupError
-from cluster.members import ask_members
+from cluster.members import ask_members, ask_pairs
 from cluster.messages import Member
 from cluster.ray_services import ApplicationKeys
 from cluster.serve_details import Json, config_of
@@ -24,11 +26,11 @@ def collect(name: str, dashboard: str) -> Json:
     """One JSON value; `application` is null where none of that name runs."""
     application = Applications(dashboard).find(name)
     if application is None:
-        return {"application": None, "deployments": [], "groups": [], "router": None}
+        return {"application": None, "deployments": [], "groups": [], "pairs": [], "router": None}
     tree = config_of(application)
     config = ClusterConfig() if tree is None else parse_config(tree)
     keys = ApplicationKeys(name)
-    router, members = asyncio.run(_ask_router(keys, config))
+    router, members, pairs = asyncio.run(_ask_ranks(keys, config))
     return {
         "application": {
             "name": name,
@@ -47,6 +49,7 @@ def collect(name: str, dashboard: str) -> Json:
             for deployment in application["deployments"].values()
         ],
         "groups": _groups(name, application, dashboard, members),
+        "pairs": pairs,
         "router": router,
     }
 
@@ -71,8 +74,11 @@ def render(status: Json) -> str:
                     f"{load['running']} running, {load['waiting']} waiting, "
                     f"{load['free_blocks']}/{load['total_blocks']} blocks free"
                 )
+            if rank["follows"]:  # it takes no requests
+                shown = "computes prompts of the rank before it"
             leaving = ", draining" if rank["draining"] else ""
             lines.append(f"  {rank['name']:<20} pid {rank['pid']:<8} {shown}{leaving}")
+    lines += [_pair_line(pair) for pair in status["pairs"]]
     router = status["router"]
     if router is None:
         lines.append("router: none is published")
@@ -82,13 +88,22 @@ def render(status: Json) -> str:
     return "\n".join(lines)
 
 
-async def _ask_router(
+def _pair_line(pair: Json) -> str:
+    line = f"  {pair['prefill']} to {pair['decode']}: {pair['path']}"
+    if pair["gb_per_s"]:
+        line += f", {pair['gb_per_s']:.1f} GB/s, {pair['latency_s'] * 1e6:.0f} us"
+        if pair["gb_per_s"] < pair["expected_gb_per_s"]:
+            line += f" (slow: {pair['expected_gb_per_s']:.0f} GB/s expected)"
+    return f"{line}; not direct: {pair['why']}" if pair["why"] else line
+
+
+async def _ask_ranks(
     keys: ApplicationKeys, config: ClusterConfig
-) -> tuple[Json | None, dict[str, Member]]:
-    """Where the leader is, and its members by rank name."""
+) -> tuple[Json | None, dict[str, Member], list[Json]]:
+    """Where the leader is, its members by rank name, and pairs of ranks that have met."""
     record = keys.router()
     if record is None:
-        return None, {}
+        return None, {}, []
     router: Json = {
         "incarnation": record.incarnation,
         "address": f"{record.address.host}:{record.address.port}",
@@ -99,8 +114,15 @@ async def _ask_router(
     try:
         members = await ask_members(record.address, identity, config.wire)
     except ClusterError as error:
-        return router | {"error": str(error)}, {}
-    return router | {"answers": True}, {member.endpoint.name: member for member in members}
+        return router | {"error": str(error)}, {}, []
+    pairs: list[Json] = []
+    for member in members:
+        if member.endpoint.role == "prefill":
+            with suppress(ClusterError):  # one that has just gone has no pairs to show
+                known = await ask_pairs(member.endpoint, identity, config.wire)
+                pairs += [{"prefill": member.endpoint.name, **pair.model_dump()} for pair in known]
+    by_name = {member.endpoint.name: member for member in members}
+    return router | {"answers": True}, by_name, pairs
 
 
 def _groups(name: str, application: Json, dashboard: str, members: dict[str, Member]) -> list[Json]:
@@ -130,6 +152,7 @@ def _rank(actor: Any, member: Member | None) -> Json:
         "node": actor.node_id,
         "load": member.load.model_dump() if member else None,
         "draining": bool(member and member.draining),
+        "follows": bool(member and member.follows),
     }
 
 

@@ -8,7 +8,7 @@ Events of a request, in the order in which they usually come (times in seconds s
     started       queued_s at the prefill rank (or, colocated, at the decode rank)
     refused       decode, why: no room there, or it drains
     reserved      decode, reservation
-    handed_over   bytes, pushes, push_s, tail_s, path
+    handed_over   bytes, pushes, push_s, hidden_s, tail_s, path
     taken_over    decode: it has accepted the state
     place_lost    decode, error: lost before it had accepted; another one gets the same state
     lost          attempt, error: the attempt is over; what was emitted is kept

@@ -32,21 +32,35 @@ class Connect(Value):
 
 
 class Connected(Value):
+    """Where rows stand in decode's memory, so that a sender who can reach it puts them there."""
+
     kind: Literal["connected"] = "connected"
-    metadata: bytes = b""  # the transport's own description of the receive ring
+    metadata: bytes = b""  # the transport's own description of ring and state memory
     ring_bytes: int
+    block_tokens: int = Field(ge=1, le=1 << 20)
+    ring_slack: int = Field(ge=0, le=1 << 20)
+    why_packed: str = ""  # no memory is offered to this sender, because
 
 
 class OpenPush(Value):
+    """`direct`: rows will be written where they shall stand, not into the segment."""
+
     kind: Literal["open_push"] = "open_push"
     reservation: str
     length: int  # positions whose state will have been pushed at Commit
+    direct: bool = False
 
 
 class PushOpened(Value):
-    """The reservation waits for this sender alone; its segment may be written from now on."""
+    """The reservation waits for this sender alone, who may write from now on.
+
+    If the push is direct: into these blocks, int32, little endian, in the sequence's order, and
+    into this slot. Else into the segment.
+    """
 
     kind: Literal["push_opened"] = "push_opened"
+    blocks: bytes = b""
+    slot: int = -1
 
 
 class Span(Value):
@@ -63,9 +77,10 @@ class Span(Value):
 
 
 class Pushed(Value):
-    """Push number `seq` is in its cell: the spans lie one after another from its start.
+    """The spans of push number `seq` are written, and can be seen.
 
-    Each begins at a multiple of 8 bytes (kv_transfer/staging.py).
+    If the push is direct they stand in their blocks and slot. Else they lie in its cell one after
+    another, each from a multiple of 16 bytes (kv_transfer/staging.py).
     """
 
     kind: Literal["pushed"] = "pushed"
@@ -88,6 +103,29 @@ class PieceDigest(Value):
     start: int
     stop: int
     digest: int = Field(ge=0, lt=2**64)
+
+
+class AskPairs(Value):
+    """Which decode ranks is a prefill rank connected to, and how?"""
+
+    kind: Literal["ask_pairs"] = "ask_pairs"
+
+
+class PairPath(Value):
+    """One pair of ranks as it was measured when they met; zeros before that."""
+
+    decode: str  # the rank's name
+    path: str  # what carries the bytes, "nvlink/cuda_ipc"
+    direct: bool
+    why: str = ""  # it is not direct, because
+    latency_s: float = 0.0
+    gb_per_s: float = 0.0
+    expected_gb_per_s: float = 0.0
+
+
+class Pairs(Value):
+    kind: Literal["pairs"] = "pairs"
+    pairs: tuple[PairPath, ...]
 
 
 class Commit(Value):

@@ -1,28 +1,32 @@
 """Reservations and the pushes that fill them: nothing is continued that was not proved whole.
 
-Peers write into the receive ring only; what stands there counts once it is unpacked into the
-reservation's blocks, and the whole once its digests, computed from the blocks, match. Whoever of
-caller and sender leaves last frees the memory. Knows nothing of engines and answers.
+Packed pushes come into the receive ring; what stands there counts once it is unpacked into the
+reservation's blocks. Direct ones come into the blocks themselves, under the stricter rules of
+writers.py. Either way the whole counts once its digests, computed from the blocks, match. Knows
+nothing of engines and answers.
 """
 
 from __future__ import annotations
 
-import asyncio
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from itertools import count
+
+import numpy as np
 
 from cluster.errors import (
     ClusterError,
     ProtocolError,
     Rejected,
     StartupError,
+    TransferError,
     WorkerLost,
 )
 from cluster.messages import (
     Accepted,
-    Cancel,
     Cancelled,
     Commit,
     Connect,
@@ -36,42 +40,20 @@ from cluster.messages import (
     Unpacked,
 )
 from cluster.wire import Stream
+from decode_worker.reservation import Reservation
+from decode_worker.writers import Writers
 from engine.admission import Admission
 from engine.tasks import in_thread
-from kv_transfer.blocks import Lease
+from kv_transfer.chosen_transport import ChosenTransport
+from kv_transfer.device_slab import DeviceSlab
 from kv_transfer.digest import RunningDigest, check_pieces
-from kv_transfer.ring import ReceiveRing, SegmentLease
-from kv_transfer.staging import push_bytes, unpack_push
-from kv_transfer.state_memory import StateMemory
-from kv_transfer.transport import Transport
+from kv_transfer.ring import ReceiveRing
+from kv_transfer.row_mover import RowMover
+from kv_transfer.slab import Slab
+from kv_transfer.staging import check_push, push_bytes, unpack_push
 from model.state import StateField
 
-
-class Reservation:
-    """Memory that waits for one prompt's state; `id` is never used twice.
-
-    Two sides hold on to it: its caller, from reserve() to release(), and the sender while a push
-    is open.
-    """
-
-    def __init__(self, id: str, request: Request, lease: Lease, segment: SegmentLease) -> None:
-        self.id = id
-        self.request = request
-        self.length = request.prompt_length + request.output_length
-        self.lease = lease
-        self.segment = segment
-        self.first_token: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self.push: Stream | None = None  # while a sender may write into the segment
-
-    @property
-    def open(self) -> bool:
-        """Its caller still waits for the state."""
-        return not self.first_token.done()
-
-    def fail(self, error: ClusterError) -> None:
-        if self.open:
-            self.first_token.set_exception(error)
-            self.first_token.exception()  # the caller may have gone: then nobody asks for it
+logger = logging.getLogger(__name__)
 
 
 class Receiver:
@@ -82,10 +64,10 @@ class Receiver:
         *,
         name: str,
         incarnation: str,
-        slab: StateMemory,
+        slab: Slab | DeviceSlab,
         fields: Sequence[StateField],
         ring: ReceiveRing,
-        transport: Transport,
+        transport: ChosenTransport,
         admission: Admission,
         wire_form: str,
         output_reserved: float = 1.0,
@@ -105,9 +87,12 @@ class Receiver:
 
     def __enter__(self) -> Receiver:
         self._transport.register(self._ring.memory)
+        self._transport.offer(self._slab.blocks, self._slab.slots)
+        self._writers = Writers()
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._writers.close()
         self._thread.shutdown()
 
     @property
@@ -138,15 +123,8 @@ class Receiver:
     async def release(self, reservation: Reservation) -> None:
         """The caller needs it no more. What a sender may still write to is kept in quarantine."""
         del self._reservations[reservation.id]
-        reservation.first_token.cancel()
-        if reservation.push is None:
-            reservation.segment.release()
+        if await reservation.left():
             self._admission.release(reservation.lease)
-            return
-        reservation.segment.quarantine(reservation.id)
-        reservation.lease.quarantine(reservation.id)
-        with suppress(ClusterError):
-            await reservation.push.send(Cancel())
 
     # ---------------------------------------------------------------- for the sender's side
 
@@ -158,59 +136,100 @@ class Receiver:
                 f"hold different models or different state\n{self._name}: {self._wire_form}\n"
                 f"{peer.incarnation}: {first.wire_form}"
             )
-        await stream.send(
-            Connected(metadata=self._transport.metadata(), ring_bytes=len(self._ring.memory))
-        )
-        with suppress(WorkerLost):
-            await stream.receive()
+        why = self._met(peer.incarnation, first.metadata)
+        try:
+            await stream.send(
+                Connected(
+                    metadata=self._transport.metadata(direct=not why),
+                    ring_bytes=len(self._ring.memory),
+                    block_tokens=self._slab.layout.block_tokens,
+                    ring_slack=self._slab.layout.ring_slack,
+                    why_packed=why,
+                )
+            )
+            with suppress(WorkerLost):
+                await stream.receive()
+        finally:
+            if not why:
+                self._writers.parted(peer.incarnation)
+
+    def _met(self, incarnation: str, metadata: bytes) -> str:
+        """Why it is not offered the blocks; "" if it is. Only whose end can be seen may have them.
+
+        What is configured on both sides alike is no reason that anybody has to hear of.
+        """
+        if self._transport.direct is None:
+            return self._transport.why_packed or "direct pushes are switched off here"
+        try:
+            self._writers.met(incarnation, self._transport.watch(metadata))
+        except (TransferError, ProtocolError) as error:
+            return str(error)
+        return ""
 
     async def take_push(self, stream: Stream, first: OpenPush, peer: Hello) -> None:
-        """Serves one push to its end, which is also the end of the sender's writes."""
+        """Serves one push to its end. What a direct one may still write into stays in quarantine
+        until its sender has said that it is over, or has ended."""
         reservation = self._reservations.get(first.reservation)
-        if refusal := _refusal(reservation, first):
+        if refusal := self._refusal(reservation, first, peer):
             await stream.send(RejectedNow(why=refusal))
             return
         assert reservation is not None
         sender = f"{peer.role} {peer.incarnation}"
-        reservation.push = stream
+        reservation.begin_writing(peer.incarnation, stream, direct=first.direct)
+        over = partial(self._writing_is_over, reservation, sender)
+        if first.direct:
+            self._writers.begin(peer.incarnation, reservation.id, over)
+        said = False  # by the sender, that it writes no more
         try:
-            await stream.send(PushOpened())
-            await self._fill(stream, reservation)
+            await stream.send(_where(reservation, first))
+            said = await self._fill(stream, reservation, first)
         except WorkerLost as error:
             reservation.fail(WorkerLost(f"{sender} was lost while it pushed: {error}"))
         except (Rejected, ProtocolError) as error:
             reservation.fail(Rejected(f"{reservation.request.request_id}: {error}"))
             with suppress(ClusterError):
                 await stream.send(RejectedNow(why=str(error)))
-                await _last_write(stream)
+                said = await _last_write(stream)
         finally:
-            reservation.push = None
+            reservation.stream_ended()
             reservation.fail(WorkerLost(f"{sender} has given up the push of {reservation.id}"))
-            reservation.segment.release()
-            self._end_quarantine(reservation)
+            if not first.direct:
+                over()
+            elif said:
+                self._writers.said(peer.incarnation, reservation.id)
 
-    async def _fill(self, stream: Stream, reservation: Reservation) -> None:
-        """Until the state is accepted or the sender has ended. Raises Rejected."""
+    def hear_last_word(self, word: Cancelled, peer: Hello) -> None:
+        """Of a direct push whose stream broke off: no write of it can land any more."""
+        self._writers.said(peer.incarnation, word.reservation)
+
+    async def _fill(self, stream: Stream, reservation: Reservation, push: OpenPush) -> bool:
+        """Until the state is accepted or the sender has ended; whether it has said that it writes
+        no more. Raises Rejected."""
         pushes = 0
         digest = RunningDigest(self._slab, reservation.lease)
+        take = self._look_at if push.direct else self._unpack
         async for message in stream:
             match message:
                 case Cancelled():
-                    return
+                    return True
                 case _ if not reservation.open:
                     continue  # its caller has gone: only the sender's end matters now
                 case Pushed() if message.seq == pushes:
-                    await in_thread(self._thread, self._unpack, reservation, message, digest)
-                    await stream.send(Unpacked(seq=pushes))
+                    await in_thread(self._thread, take, reservation, message, digest)
+                    if not push.direct:
+                        await stream.send(Unpacked(seq=pushes))
                     pushes += 1
                 case Commit() if message.length == reservation.length:
                     check_pieces(digest.pieces(self._fields, reservation.length), message.pieces)
-                    reservation.push = None  # a commit comes after the sender's last write
                     reservation.first_token.set_result(message.first_token)
+                    # a commit comes after the sender's last write
+                    self._writers.said(reservation.writer or "", reservation.id)
+                    reservation.writer = None
                     await stream.send(Accepted())
-                    return
+                    return True
                 case _:
                     raise ProtocolError(f"{message.kind} does not belong after {pushes} pushes")
+        return False
 
     def _unpack(self, reservation: Reservation, push: Pushed, digest: RunningDigest) -> None:
         """In the receiver's thread. Raises ProtocolError for spans that cannot be."""
@@ -219,27 +238,47 @@ class Receiver:
         unpack_push(self._slab, reservation.lease, push.spans, cell)
         digest.add(push.spans)
 
-    def _end_quarantine(self, reservation: Reservation) -> None:
-        reservation.segment.clear()
-        reservation.lease.clear()
+    def _look_at(self, reservation: Reservation, push: Pushed, digest: RunningDigest) -> None:
+        """As _unpack, of rows that stand in the blocks already."""
+        layout, lease, spans = self._slab.layout, reservation.lease, push.spans
+        check_push(layout, lease.length, spans, push_bytes(layout, spans))
+        if isinstance(self._slab, Slab):
+            digest.add(spans)
+            return
+        assert self._transport.direct is not None
+        mover = RowMover(self._slab, self._transport.direct.reach)
+        digest.add_known(spans, mover.digests(lease, spans))
+
+    def _writing_is_over(self, reservation: Reservation, sender: str) -> None:
+        reservation.fail(WorkerLost(f"{sender} has given up the push of {reservation.id}"))
+        reservation.end_writing()
         self._admission.admit()
 
+    def _refusal(self, reservation: Reservation | None, push: OpenPush, peer: Hello) -> str:
+        if reservation is None:
+            return f"reservation {push.reservation} is not open, or no more"
+        if reservation.writer is not None or not reservation.open:
+            return f"reservation {push.reservation} has its push already"
+        if reservation.length != push.length:
+            return (
+                f"reservation {push.reservation} waits for {reservation.length} positions, "
+                f"not for {push.length}"
+            )
+        if push.direct and not self._writers.knows(peer.incarnation):
+            return f"{peer.role} {peer.incarnation} has not been offered any blocks"
+        return ""
 
-def _refusal(reservation: Reservation | None, push: OpenPush) -> str:
-    if reservation is None:
-        return f"reservation {push.reservation} is not open, or no more"
-    if reservation.push is not None or not reservation.open:
-        return f"reservation {push.reservation} has its push already"
-    if reservation.length != push.length:
-        return (
-            f"reservation {push.reservation} waits for {reservation.length} positions, "
-            f"not for {push.length}"
-        )
-    return ""
+
+def _where(reservation: Reservation, push: OpenPush) -> PushOpened:
+    if not push.direct:
+        return PushOpened()
+    blocks = np.array(reservation.lease.block_ids, dtype="<i4").tobytes()
+    return PushOpened(blocks=blocks, slot=reservation.lease.slot)
 
 
-async def _last_write(stream: Stream) -> None:
-    """Until the sender says that none of its writes can land any more, by word or by leaving."""
+async def _last_write(stream: Stream) -> bool:
+    """Until the sender says that none of its writes can land any more, or leaves without."""
     async for message in stream:
         if isinstance(message, Cancelled):
-            return
+            return True
+    return False

@@ -8,7 +8,7 @@ less, and grows; engine/room.py says who gives way when no block is left.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from cluster.errors import Draining, NoRoom, ProtocolError
 from cluster.messages import (
+    Cancelled,
     Connect,
     DrainingNow,
     Generate,
@@ -32,13 +33,14 @@ from cluster.messages import (
     unpack_ids,
 )
 from cluster.wire import Stream
-from decode_worker.receiver import Receiver, Reservation
+from decode_worker.receiver import Receiver
+from decode_worker.reservation import Reservation
 from decode_worker.scheduler import schedule
 from engine.choice import as_message
 from engine.engine import Run
 from engine.rank import Rank
 from engine.request import Finished, check
-from engine.schedule import Schedule
+from engine.schedule import Grant, Progress, Schedule
 from engine.tasks import while_wanted
 from kv_transfer.ring import ReceiveRing
 
@@ -55,12 +57,16 @@ class DecodeRank(Rank):
 
     @property
     def schedule(self) -> Schedule:
+        return self._schedule
+
+    def _schedule(self, requests: Sequence[Progress]) -> list[Grant]:
         sizes = self.section
-        return partial(
-            schedule,
+        return schedule(
+            requests,
             chunk_tokens=sizes.chunk_tokens,
             beside_tokens=sizes.beside_tokens,
             max_rows=sizes.max_rows,
+            neighbours_answer=self.lockstep is not None and self.lockstep.answers_beside,
         )
 
     @asynccontextmanager
@@ -99,6 +105,8 @@ class DecodeRank(Rank):
                 await self._receiver.connect(stream, first, peer)
             case OpenPush():
                 await self._receiver.take_push(stream, first, peer)
+            case Cancelled():
+                self._receiver.hear_last_word(first, peer)
             case Reserve():
                 await self._reserve(stream, first)
             case Generate():

@@ -7,34 +7,23 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 from cluster.errors import Preempted as PreemptedError
 from cluster.errors import WorkerLost
+from cluster.health import Health
 from cluster.messages import PromptLogprobs, Request, TokenLogprobs
 from engine.choice import Choice
 from engine.request import Broken, End, Preempted, Removed, Running, stop_ids
 from engine.schedule import Schedule
-from engine.step_loop import Execute, News, StepLoop
+from engine.step_loop import Execute, News, Pace, StepLoop
 from kv_transfer.blocks import Lease
 
 logger = logging.getLogger(__name__)
 
 MOST_SCORED = 1024  # log-probabilities of a prompt in one message
 STOP_TIMEOUT_S = 10.0  # for the step in progress; the thread dies with the process anyway
-
-
-@dataclass(frozen=True)
-class Health:
-    """`stuck_s`: how long nothing has moved while something was to be done.
-
-    Waiting for memory is not being stuck: what holds it ends by itself.
-    """
-
-    alive: bool
-    pending: int
-    steps: int
-    stuck_s: float
 
 
 class Run:
@@ -45,6 +34,7 @@ class Run:
         self._changed = asyncio.Event()
         self.started = False
         self.done = running.done  # positions whose state is final in the blocks
+        self._ahead: dict[int, tuple[int, Any]] = {}  # by layer, of its per-token rows alone
         self.choices: list[Choice] = []
         self._scored: list[TokenLogprobs] = []  # of the prompt, not yet told
         self._scored_to = running.request.scored.start  # positions below it need no scoring
@@ -102,6 +92,12 @@ class Run:
         self.raise_if_broken()
         return self.done
 
+    def rows_of(self, layer: int) -> tuple[int, Any]:
+        """Positions whose per-token rows of a layer are final, `done` or more, and for more the
+        event of the device that they wait for, or None."""
+        positions, event = self._ahead.get(layer, (0, None))
+        return (positions, event) if positions > self.done else (self.done, None)
+
     def raise_if_broken(self) -> None:
         """Also when the engine has let go of it without being asked by its owner."""
         if isinstance(self.end, Broken):
@@ -114,6 +110,10 @@ class Run:
                 "it is prefilled again where all that it can need is free"
             )
 
+    def hear_rows(self, layer: int, positions: int, event: Any) -> None:
+        self._ahead[layer] = positions, event
+        self._wake()
+
     def hear(self, news: News) -> None:
         self.started = True
         self.done = max(self.done, news.done)  # computed again after a failed step: the same rows
@@ -125,6 +125,9 @@ class Run:
             self.choices.append(news.choice)
         if news.end is not None:
             self.end, self.ended_at = news.end, time.monotonic()
+        self._wake()
+
+    def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
@@ -133,10 +136,16 @@ class Engine:
     """Owns the loop's thread. Memory is its callers': a run only borrows its lease."""
 
     def __init__(
-        self, *, schedule: Schedule, execute: Execute, eos_token_id: int, name: str
+        self,
+        *,
+        schedule: Schedule,
+        execute: Execute,
+        eos_token_id: int,
+        name: str,
+        pace: Pace | None = None,
     ) -> None:
         self._loop = StepLoop(
-            schedule=schedule, execute=execute, deliver=self._deliver_later, name=name
+            schedule=schedule, execute=execute, deliver=self._deliver_later, name=name, pace=pace
         )
         self._eos_token_id = eos_token_id
         self._runs: dict[Running, Run] = {}
@@ -171,15 +180,24 @@ class Engine:
 
     @asynccontextmanager
     async def run(
-        self, request: Request, lease: Lease, *, done: int = 0, once: bool = False
+        self,
+        request: Request,
+        lease: Lease,
+        *,
+        done: int = 0,
+        once: bool = False,
+        by_layer: bool = False,
     ) -> AsyncIterator[Run]:
         """The request in the engine, from `done` positions on; `once` for one token only.
 
-        When the block is left, however, the engine no longer touches the lease.
+        `by_layer`: Run.rows_of() runs ahead of Run.done. When the block is left, however, the
+        engine no longer touches the lease.
         """
         ids = stop_ids(request, self._eos_token_id)
         running = Running(request, lease, request.token_ids, done, once, stop_ids=ids)
         run = self._runs[running] = Run(running)
+        if by_layer:
+            running.on_rows = partial(self._soon, run.hear_rows)
         if not self._loop.add(running):
             del self._runs[running]
             raise WorkerLost(f"the engine of {self._name} is not running")
@@ -203,8 +221,12 @@ class Engine:
             raise asyncio.CancelledError
 
     def _deliver_later(self, news: Sequence[News]) -> None:
+        self._soon(self._spread, news)
+
+    def _soon(self, hear: Callable[..., None], *what: Any) -> None:
+        """From the engine's thread."""
         try:
-            self._asyncio.call_soon_threadsafe(self._spread, news)
+            self._asyncio.call_soon_threadsafe(hear, *what)
         except RuntimeError:  # the asyncio side has closed its loop: nobody is left to be told
             assert self._asyncio.is_closed()
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from cluster.config import ClusterConfig, PoolSection
 from cluster.errors import StartupError
+from cluster.expert_placement import extra_experts
 from kv_transfer.layout import Layout
 from model.census import Census, take_census
 from model.spec import ModelSpec
@@ -115,8 +116,8 @@ def plan_memory(
             pool=name,
             groups=pool.groups,
             ranks=pool.ranks,
-            weights=_weights(spec, census, pool.ranks if experts == "shared" else 1)
-            | ({"weights: vision": census.part_bytes["vision"]} if name == "prefill" else {}),
+            weights=_weights(spec, census, pool, shared=experts == "shared")
+            | ({"weights: vision": census.part_bytes["vision"]} if pool.vision else {}),
             transfer=_transfer(config, name),
             num_blocks=pool.engine.num_blocks,
             num_slots=pool.engine.num_slots,
@@ -130,16 +131,16 @@ def plan_memory(
     )
 
 
-def _weights(spec: ModelSpec, census: Census, ranks: int) -> dict[str, int]:
-    """Experts of the backbone and of the drafter are of one size; the last rank may have fewer."""
-    routed, draft = spec.n_routed_experts, spec.dspark_n_routed_experts
-    layers, stages = spec.num_hidden_layers, spec.num_nextn_predict_layers
-    mine, draft_mine = -(-routed // ranks), -(-draft // ranks)
+def _weights(spec: ModelSpec, census: Census, pool: PoolSection, *, shared: bool) -> dict[str, int]:
+    """Every rank has as many slots, redundant ones among them; the drafter it has whole."""
+    layers, routed, mine = spec.num_hidden_layers, spec.n_routed_experts, spec.n_routed_experts
+    if shared and pool.shares_experts:
+        mine = (routed + extra_experts(routed, pool.extra_experts, pool.ranks)) // pool.ranks
     one = census.expert_bytes
     return {
         "weights: all but routed experts": census.part_bytes["backbone"] - layers * routed * one,
         f"weights: {mine} of {routed} experts a layer": layers * mine * one,
-        "weights: drafter": census.part_bytes["drafter"] - stages * (draft - draft_mine) * one,
+        "weights: drafter": census.part_bytes["drafter"],
     }
 
 

@@ -7,19 +7,22 @@ answers on the socket. Ending a request's stream, from either side, ends what th
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import asdict
-from typing import Any, ClassVar
+from functools import partial
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from cluster.config import ClusterConfig, EngineSection, PoolSection
 from cluster.errors import Draining, StartupError
 from cluster.grammars import Grammars
+from cluster.health import Health
+from cluster.held_bytes import HeldBytes
+from cluster.image import check_images
 from cluster.messages import (
     Address,
     Endpoint,
@@ -33,26 +36,32 @@ from cluster.messages import (
     WireMessage,
 )
 from cluster.reporter import Reporter
+from cluster.seat import Seat
 from cluster.wire import Identity, Peers, Stream, new_incarnation, serve
 from engine.admission import Admission
-from engine.engine import Engine, Health
+from engine.context_team import ContextTeam, TeamModel
+from engine.engine import Engine
 from engine.executor import Executor, Model
+from engine.expert_group import ExpertGroup
+from engine.expert_reporting import ExpertReporting
+from engine.images import rules_of
+from engine.lockstep import Lockstep
+from engine.rank_start import device_of, lead_of, load, take_seat, team_of
 from engine.request import Limits
 from engine.schedule import Schedule
 from engine.tasks import beside
-from kernels.accelerator import Accelerator, choose
 from kv_transfer.blocks import BlockPool
+from kv_transfer.chosen_transport import ChosenTransport
 from kv_transfer.layout import Layout
-from kv_transfer.open_transport import open_transport
+from kv_transfer.open_transport import open_paths
 from kv_transfer.state_memory import open_memory
-from kv_transfer.transport import Transport
 from model.fingerprint import weights_fingerprint
-from model.load import load_model
 from model.state import state_fields
 from model.vocabulary import spelled_ids
 
 FindRouter = Callable[[], Awaitable[Address | None]]
-OpenTransport = Callable[..., Transport]
+OpenTransport = Callable[..., ChosenTransport]
+T = TypeVar("T")
 
 
 class Rank(ABC):
@@ -72,19 +81,28 @@ class Rank(ABC):
         secret: bytes,
         find_router: FindRouter,
         model: Model | None = None,
-        transport: OpenTransport = open_transport,
+        transport: OpenTransport = open_paths,
+        seat: Seat | None = None,
+        experts: ExpertGroup | None = None,
     ) -> None:
-        """`model` is one that is loaded already, to be shared by ranks of one process."""
+        """`model` is one that is loaded already, to be shared by ranks of one process; `experts`
+        are those in it, if they are a group's. `seat`: in a group that shares its experts."""
         self.config = config
         self.name = name
         self.draining = False
         self._model = model
         self._open_transport = transport
+        self._seat = seat
+        self.experts = experts  # None: all of them are here
         self.incarnation = new_incarnation()
         self._identity = Identity(self.role, self.incarnation, secret)
         self._requests: set[asyncio.Task[Any]] = set()
+        self._pictures = HeldBytes(config.images.held_bytes)
         self._handing_back = False
+        self._find_router = find_router
         self._reporter = Reporter(find_router, self._identity, config, self.member)
+        self._expert_reporting: ExpertReporting | None = None
+        self.team: ContextTeam | None = None  # with whom it runs its prompts
         self._life = AsyncExitStack()
         self._turning = asyncio.Lock()  # while it starts or ends
         self._leaving = asyncio.Event()
@@ -121,13 +139,18 @@ class Rank(ABC):
         """Load, listen, report. Raises StartupError for a configuration that cannot work."""
         async with self._turning, AsyncExitStack() as life:
             torch.set_num_threads(self.section.threads)
-            self.accelerator = self._accelerator()
-            model = self._model or await self._loaded()
+            await self._begin(life)
             try:
-                self._build(model)
+                self._build(self.model)
                 moves = self.config.transfer
                 self.transport = await asyncio.to_thread(  # NIXL's agent takes half a second
-                    self._open_transport, moves.transport, self.name, write_bytes=moves.write_bytes
+                    self._open_transport,
+                    moves.path,
+                    moves.transport,
+                    self.name,
+                    write_bytes=moves.write_bytes,
+                    device=self.accelerator.device,
+                    row_bytes=[field.row_bytes for field in self.fields],
                 )
                 life.callback(self.transport.close)
                 self._go_on()
@@ -136,6 +159,9 @@ class Rank(ABC):
                 await life.enter_async_context(self.transfers())
             except ValueError as error:  # sizes that do not fit each other
                 raise StartupError(f"{self.name}: {error}") from error
+            if self.experts is not None:  # a step needs all ranks, and they load at their own pace
+                up, limit_s = self.experts.exchange.all_up, self.config.life.start_timeout_s
+                await self._unless_stopped(partial(up, limit_s))
             server = await serve(self._serve, self._identity, self.config.wire)
             life.push_async_callback(server.close)
             self.endpoint = Endpoint(
@@ -145,6 +171,8 @@ class Rank(ABC):
                 address=server.address,
             )
             await life.enter_async_context(beside(self._reporter.run()))
+            if self._expert_reporting is not None:
+                await life.enter_async_context(beside(self._expert_reporting.run()))
             self._go_on()
             self._life = life.pop_all()
         return self.endpoint
@@ -171,6 +199,8 @@ class Rank(ABC):
         self.config = config
         self.admission.reconfigure(self.section.max_waiting)
         self._reporter.reconfigure(config)
+        if self._expert_reporting is not None:
+            self._expert_reporting.reconfigure(config)
 
     def health(self) -> Health:
         return self.engine.health()
@@ -188,10 +218,22 @@ class Rank(ABC):
             "load": self.load().model_dump(),
             "tokens": self.engine.tokens,
             "preempted": self.engine.preempted,
+            **({} if self.experts is None else {"experts": self.experts.status()}),
         }
 
     def member(self) -> Member:
-        return Member(endpoint=self.endpoint, load=self.load(), draining=self.draining)
+        return Member(
+            endpoint=self.endpoint,
+            load=self.load(),
+            draining=self.draining,
+            balanced=self.experts is not None,
+            follows=self.follows,
+        )
+
+    @property
+    def follows(self) -> bool:
+        """It computes what another rank leads, and takes no request."""
+        return self.team is not None and not self.team.leads
 
     def load(self) -> Load:
         ledger = self.pool.ledger()
@@ -208,47 +250,54 @@ class Rank(ABC):
             block_tokens=self.config.model.block_tokens,
             vocab_size=self.limits.vocab_size,
             output_reserved=self.section.output_reserved,
+            images=self.images,
         )
 
     # ---------------------------------------------------------------- inside
 
-    def _accelerator(self) -> Accelerator:
-        """Left to itself, a rank that was given no GPU computes on the CPU, whatever it sees."""
+    async def _begin(self, life: AsyncExitStack) -> None:
+        """Which device, with whom, and what it computes; whatever of it was not given to it."""
         pool = self.pool_section
-        wanted = "cpu" if pool.accelerator == "auto" and not pool.gpus else pool.accelerator
-        try:
-            return choose(wanted)
-        except ValueError as error:
-            raise StartupError(f"{self.name}: {error}") from error
+        self.accelerator = device_of(self.name, pool)
+        known = (self.config, pool, self.accelerator)
+        if self._seat is not None:
+            seated = partial(take_seat, self.name, self._seat, *known)
+            self.experts = await self._unless_stopped(seated)
+        if self.experts is not None:
+            life.callback(self.experts.close)
+            self._expert_reporting = self._reporting(self.experts)
+            section = self.pool_section
+            self.team = await asyncio.to_thread(team_of, self.experts, section, self.accelerator)
+        if self._model is None:
+            self._model = await self._unless_stopped(self._load)
+        self.model = self._model if self.team is None else TeamModel(self._model, self.team)
 
-    async def _loaded(self) -> Model:
+    def _load(self) -> Model:
+        return load(self.name, self.config, self.pool_section, self.accelerator, self.experts)
+
+    async def _unless_stopped(self, function: Callable[[], T]) -> T:
         """Loading takes minutes; a rank that is stopped meanwhile does not wait for its end."""
         self._go_on()
-        loading = asyncio.ensure_future(asyncio.to_thread(self._load))
+        working = asyncio.ensure_future(asyncio.to_thread(function))
         async with beside(self._leaving.wait()) as leaving:
-            await asyncio.wait((loading, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not loading.done():
-            loading.cancel()
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            working.cancel()
         self._go_on()
-        return loading.result()
+        return working.result()
 
     def _go_on(self) -> None:
         if self._leaving.is_set():
             raise StartupError(f"{self.name} was stopped before it had started")
 
-    def _load(self) -> Model:
-        where = self.config.model
-        try:
-            model = load_model(
-                where.path,
-                weights=where.weights,
-                seed=where.seed,
-                device=self.accelerator.device,
-            )
-        except (OSError, ValueError) as error:
-            raise StartupError(f"{self.name}: cannot load {where.path}: {error}") from error
-        gc.freeze()  # what stays for the life of the process need not be searched again and again
-        return model
+    def _reporting(self, experts: ExpertGroup) -> ExpertReporting:
+        return ExpertReporting(
+            experts.slots,
+            index=experts.index,
+            find_router=self._find_router,
+            identity=self._identity,
+            config=self.config,
+        )
 
     def _build(self, model: Model) -> None:
         """Raises ValueError for sizes that cannot be."""
@@ -276,12 +325,30 @@ class Rank(ABC):
             is_open=self.may_admit,
             on_release=lambda: self.engine.memory_is_back(),
         )
-        self.limits = Limits(spec.vocab_size, sizes.max_length, sizes.num_blocks * block_tokens)
+        kept, least = self.config.model.kept, spec.sliding_window + spec.dspark_block_size
+        if 0 < kept < least:
+            raise ValueError(
+                f"model.keep_tokens is {kept}; a window of {spec.sliding_window} and a draft of "
+                f"{spec.dspark_block_size} to take back need {least}"
+            )
+        self.limits = Limits(
+            spec.vocab_size, sizes.max_length, sizes.num_blocks * block_tokens, kept > 0
+        )
         self.grammars = Grammars(self.config.model.path)
         spelled = spelled_ids(self.config.model.path)
+        encoder = model.vision if self.pool_section.vision else None
+        self.images = None if encoder is None else rules_of(encoder.spec, spec.image_token_id)
+        executor = Executor(
+            model, self.slab, spelled, self.grammars, kept, encode=encoder, team=self.team
+        )
+        self.lockstep = None
+        if self.experts is not None:
+            lead = lead_of(self.experts, self.team, executor)
+            self.lockstep = Lockstep(self.experts, executor, lead)
         self.engine = Engine(
             schedule=self.schedule,
-            execute=Executor(model, self.slab, spelled, self.grammars),
+            execute=self.lockstep or executor,
+            pace=self.lockstep,
             eos_token_id=spec.eos_token_id,
             name=self.name,
         )
@@ -292,17 +359,24 @@ class Rank(ABC):
         else:
             origin = f"{weights.weights}-{weights_fingerprint(weights.path)}"
         self.wire_form = f"{self.layout.wire_form()}/{spec.fingerprint}/{origin}"
+        if kept:
+            self.wire_form += f"/{weights.truncation}-{kept}"
 
     async def _serve(self, stream: Stream, first: WireMessage, peer: Hello) -> None:
         if not isinstance(first, Prefill | Reserve | Generate):
             await self.answer(stream, first, peer)
             return
+        if self.follows:
+            raise Draining(f"{self.name} computes what another rank leads: ask that one")
         task = asyncio.current_task()
         assert task is not None
         self._requests.add(task)
         try:
             await self.grammars.check(first.request.sampling.grammar)
-            await self.answer(stream, first, peer)
+            if not isinstance(first, Reserve):  # who goes on from state needs no pixels
+                check_images(first.request.images, first.request.prompt, self.images)
+            with self._pictures.hold(first.request.image_bytes):
+                await self.answer(stream, first, peer)
         except asyncio.CancelledError:
             if not self._handing_back:
                 raise

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.errors import BadRequest, ClusterError, PromptTooLong
 from cluster.messages import FinishReason, Request
@@ -47,6 +48,10 @@ End = Finished | Prefilled | Removed | Broken | Preempted
 
 # ------------------------------------------------------------------ what the engine keeps
 
+OnRows = Callable[[int, int, Any], None]
+"""(layer, positions, event): while a step still runs, the layer's per-token rows of so many
+positions are in the blocks; on a device as soon as that event has happened, else None."""
+
 
 @dataclass(eq=False)
 class Running:
@@ -66,6 +71,7 @@ class Running:
     alone: bool = False  # was in a batch that failed: runs by itself until it has a token
     turn: int = 0  # number of its last grant
     stop_ids: frozenset[int] = field(default_factory=frozenset)
+    on_rows: OnRows | None = None  # called in the engine's thread
 
     @property
     def output_length(self) -> int:
@@ -105,6 +111,7 @@ class Limits:
     vocab_size: int
     max_length: int  # longest prompt + max_tokens
     capacity: int  # positions that all blocks of the rank hold together
+    truncated: bool = False  # a prompt's early rows have no logits
 
 
 def check(request: Request, limits: Limits, *, held: int) -> None:
@@ -121,6 +128,11 @@ def check(request: Request, limits: Limits, *, held: int) -> None:
         raise BadRequest(
             f"{name}: {request.output_length} tokens are out already, of max_tokens "
             f"{request.sampling.max_tokens}"
+        )
+    if limits.truncated and request.scored:
+        raise BadRequest(
+            f"{name}: log-probabilities of the prompt need all its rows, and prefill is truncated "
+            "here (model.truncation)"
         )
     _check_ids(name, "token id", request.token_ids, limits.vocab_size)
     for option, ids in request.sampling.named_ids():

@@ -14,11 +14,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from cluster.errors import ClusterError, WorkerLost
 from cluster.messages import PromptLogprobs
 from engine.choice import Choice
+from engine.expert_exchange import GroupLost
 from engine.request import Broken, End, Preempted, Removed, Running
 from engine.room import make_room
 from engine.schedule import Grant, Progress, Schedule
@@ -63,6 +64,24 @@ class News:
 Deliver = Callable[[Sequence[News]], None]
 """Called in the loop's thread: once a step with all its news, and when a request starts."""
 
+
+class Pace(Protocol):
+    """What other loops, whose steps are made together with this one's, ask of it."""
+
+    @property
+    def awake(self) -> bool:
+        """The loop must execute now, even if it has nothing to run."""
+        ...
+
+    def listen(self, nudge: Callable[[], None]) -> None:
+        """`nudge` is called, in any thread, when `awake` has become true."""
+        ...
+
+    def leave(self) -> None:
+        """Returns when the others do not need this loop any more. In the loop's thread."""
+        ...
+
+
 Command = tuple[Literal["add", "remove"], Running]
 
 
@@ -76,12 +95,15 @@ class StepLoop:
         execute: Execute,
         deliver: Deliver,
         name: str,
+        pace: Pace | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """With a `pace`, `execute` also runs steps without work, when the pace asks for them."""
         self._schedule = schedule
         self._execute = execute
         self._deliver = deliver
         self._name = name
+        self._pace = pace
         self._clock = clock
         self._commands: deque[Command] = deque()
         self._stopping = False
@@ -95,6 +117,8 @@ class StepLoop:
         self.steps = 0
         self.moved_at = clock()  # when it last began or ended a step, or was woken
         self.death: BaseException | None = None
+        if pace is not None:
+            pace.listen(self._nudge)
 
     # ---------------------------------------------------------------- from any thread
 
@@ -133,6 +157,10 @@ class StepLoop:
             self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
+    def _nudge(self) -> None:
+        with self._wake:
+            self._wake.notify()
+
     def _tell(self, command: Command) -> bool:
         with self._wake:
             if self._ended:
@@ -155,11 +183,19 @@ class StepLoop:
             self.death = error
         finally:
             self._part_from_all()
+        if self._pace is not None and self.death is None:
+            self._leave(self._pace)
+
+    def _leave(self, pace: Pace) -> None:
+        try:
+            pace.leave()
+        except GroupLost as error:  # the others did not wait for us either
+            logger.info("%s: left its group: %s", self._name, error)
 
     def _next_commands(self) -> list[Command] | None:
         """Parks until there is something to do; None when told to stop."""
         with self._wake:
-            while not (self._stopping or self._commands or self._can_run()):
+            while not (self._stopping or self._commands or self._can_run() or self._is_asked()):
                 self._wake.wait()
             self.moved_at = self._clock()
             if self._stopping:
@@ -170,6 +206,9 @@ class StepLoop:
 
     def _can_run(self) -> bool:
         return bool(self._running) and not self.starved
+
+    def _is_asked(self) -> bool:
+        return self._pace is not None and self._pace.awake
 
     def _obey(self, commands: Sequence[Command]) -> list[News]:
         news = []
@@ -195,7 +234,7 @@ class StepLoop:
         preempted = [News(one, one.done, end=Preempted()) for one in room.preempted]
         work = [Work(self._running[grant.index], grant) for grant in room.grants]
         self._starved_at = None if work or preempted else returns
-        news = preempted + (self._run_step(work) if work else [])
+        news = preempted + (self._run_step(work) if work or self._is_asked() else [])
         gone = {id(one.running) for one in news if one.end is not None}
         self._running = [running for running in self._running if id(running) not in gone]
         return news
@@ -207,11 +246,15 @@ class StepLoop:
             one.running.turn = self._turns
         try:
             outcomes: Sequence[Outcome] = self._execute(work)
+        except GroupLost:
+            raise
         except Exception as error:
+            if not work:
+                raise
             news = self._blame(work, error)
         else:
             news = [self._account(*pair) for pair in zip(work, outcomes, strict=True)]
-        self.steps += 1
+        self.steps += bool(work)
         return news
 
     def _announce(self, starting: Sequence[Running]) -> None:

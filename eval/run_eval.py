@@ -23,8 +23,8 @@ if __name__ == "__main__":  # a script's own folder is first on the path; the ro
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from cluster.errors import ClusterError
+from cluster.progress_bar import ProgressBar
 from eval.endpoint import Endpoint
-from eval.progress_bar import ProgressBar
 from eval.question import Question
 from eval.results import BadResults, Result, Results, open_results
 from eval.rows import BadFile

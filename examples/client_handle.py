@@ -18,6 +18,7 @@ from cluster import local_ray
 from cluster.api.text import load_tokenizer
 from cluster.client import Client
 from cluster.config import load_config
+from cluster.errors import ClusterError
 from cluster.timeline import Timeline
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,8 +47,11 @@ def main() -> None:
     local_ray.prefer()  # the cluster of `tandem up --local`, unless RAY_ADDRESS names another
     from cluster.application import connect
 
-    connect()
-    asyncio.run(stream(options.prompt, options.max_tokens))
+    try:
+        connect()
+        asyncio.run(stream(options.prompt, options.max_tokens))
+    except ClusterError as error:
+        sys.exit(f"client_handle: {error}")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from cluster import local_ray
 from cluster.api.text import load_tokenizer
 from cluster.client import SyncClient
 from cluster.config import load_config
+from cluster.errors import ClusterError
 
 ROOT = Path(__file__).resolve().parent.parent
 PROMPT = "def add(a, b):"
@@ -36,10 +37,15 @@ def main() -> None:
     local_ray.prefer()  # the cluster of `tandem up --local`, unless RAY_ADDRESS names another
     import ray  # reads its settings when it is imported
 
+    from cluster.application import connect
+
     environment = {"env_vars": {"PYTHONPATH": str(ROOT)}}  # where tasks find our code
-    ray.init(address="auto", log_to_driver=False, runtime_env=environment)
-    task = ray.remote(num_cpus=0)(complete)
-    print(ray.get(task.remote(PROMPT, MAX_TOKENS)))
+    try:
+        connect()  # ray.init() would do, and takes minutes to say that there is no cluster
+        task = ray.remote(num_cpus=0, runtime_env=environment)(complete)
+        print(ray.get(task.remote(PROMPT, MAX_TOKENS)))
+    except ClusterError as error:  # of the task too, then with its traceback around it
+        sys.exit(f"ray_program: {getattr(error, 'cause', error)}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """How fast the ops on packed data are: python -m kernels.bench [--peers] [--tune] [--json FILE]
 
 Each figure is a ratio against a limit, or a peer, of the same run, on random data and after the
-result was compared with the reference. The limits: BW, a copy of 8 GB within the device, counting
-bytes read and written; PEAK, a product of bf16 matrices of 8192 x 8192. Peers are optional
-packages that only this script ever imports. Needs a GPU.
+result was compared with the reference. The limits: BW, a copy of 4 GiB within the device, 8.6 GB
+read and written; PEAK, a product of bf16 matrices of 8192 x 8192. Peers are optional packages that
+only this script ever imports. Needs a GPU.
 """
 
 # mypy: allow-untyped-calls
@@ -14,38 +14,21 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from kernels.bench_fused import fused_rows, index_rows
 from kernels.formats import encode_fp4_rows, pack
+from kernels.measure import Limits, Row, check, fastest, measure_limits, seconds
 from kernels.ops import packed_attention as attention
 from kernels.ops import packed_experts as experts
 
 HEADS, HEAD_DIM, WINDOW, SELECTED = 64, 512, 128, 512  # of the real model
 EXPERTS, SLOTS, DIMS, INNER = 32, 6, 5120, 2304  # as many experts as a rank may have
-LARGEST_ERROR = 1e-2
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table; `ratio` is of the limit or peer called `against`."""
-
-    name: str
-    microseconds: float
-    ratio: float
-    against: str
-    setting: str = ""
-
-
-@dataclass(frozen=True)
-class Limits:
-    bytes_per_s: float
-    flops: float
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -62,10 +45,13 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{device}: BW {limits.bytes_per_s / 1e12:.2f} TB/s, PEAK {limits.flops / 1e12:.0f} TF/s")
     rows = []
     for row in itertools.chain(
-        attention_rows(limits, options.tune, options.peers), expert_rows(limits, options.tune)
+        attention_rows(limits, options.tune, options.peers),
+        expert_rows(limits, options.tune),
+        index_rows(limits),
+        fused_rows(limits, options.peers),
     ):
         print(
-            f"{row.name:44} {row.microseconds:9.1f} us  {row.ratio:6.2f} {row.against:12}"
+            f"{row.name:56} {row.microseconds:9.1f} us  {row.ratio:6.2f} {row.against:12}"
             f" {row.setting}",
             flush=True,
         )
@@ -74,57 +60,6 @@ def main(arguments: list[str] | None = None) -> int:
         table = {"device": device, "limits": asdict(limits), "rows": [asdict(row) for row in rows]}
         options.json.write_text(json.dumps(table, indent=1), encoding="utf-8")
     return 0
-
-
-def seconds(call: Callable[[], object], repeat: int = 20) -> float:
-    """Median time of one call, from a captured graph, so that launching it counts for nothing."""
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        for _ in range(3):
-            call()
-    stream.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    graph.replay()
-    times = []
-    for _ in range(repeat):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(5):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 5e3)
-    return float(sorted(times)[len(times) // 2])
-
-
-def measure_limits() -> Limits:
-    source = torch.empty(4 << 30, dtype=torch.uint8, device="cuda").random_()
-    target = torch.empty_like(source)
-    copy = seconds(lambda: target.copy_(source), 5)
-    one, other = (torch.randn(8192, 8192, device="cuda").bfloat16() for _ in range(2))
-    return Limits(2 * len(source) / copy, 2 * 8192**3 / seconds(lambda: one @ other, 5))
-
-
-def check(name: str, found: Tensor, expected: Tensor) -> None:
-    error = float((found.double() - expected.double()).norm() / expected.double().norm())
-    if not error < LARGEST_ERROR:
-        raise SystemExit(f"{name} is wrong: its error is {error:.2g} of the result")
-
-
-def fastest(settings: list[Any], call: Callable[[Any], object]) -> tuple[float, Any]:
-    """Settings that do not fit the device are passed over."""
-    best: tuple[float, Any] = (float("inf"), None)
-    for setting in settings:
-        try:
-            taken = seconds(lambda setting=setting: call(setting))  # type: ignore[misc]
-        except Exception as error:
-            if "out of resource" not in str(error):
-                raise
-            continue
-        best = min(best, (taken, setting), key=lambda one: one[0])
-    return best
 
 
 # ------------------------------------------------------------------ sparse attention
@@ -144,21 +79,22 @@ def _attention(rows: int, limits: Limits, tune: bool, peers: bool) -> Iterator[R
     window = attention.Located(near.flatten(), _anywhere(memory, rows, WINDOW, near.shape[1]))
     selected = attention.Located(far.flatten(), _anywhere(memory, rows, SELECTED, far.shape[1]))
 
-    def call(setting: tuple[int, int, int, int]) -> Tensor:
-        parts, tile, warps, stages = setting
-        return attention.packed_attention(
-            q, window, selected, sink, parts=parts, tile=tile, warps=warps, stages=stages
-        )
+    def call(parts: int) -> Tensor:
+        return attention.packed_attention(q, window, selected, sink, parts=parts)
 
-    parts = 10 if rows <= 8 else 2 if rows <= 64 else 1
-    default = (parts, 64, 8, 1)
+    default = 10 if rows <= 8 else 2 if rows <= 64 else 1
     check("attention", call(default), attention.reference(q.float(), window, selected, sink))
-    tilings = ((64, 8, 2), (32, 8, 1), (32, 8, 2), (32, 4, 1), (64, 4, 1))
-    settings = [default, *((parts, *tiling) for tiling in tilings)] if tune else [default]
-    taken, best = fastest(settings, call)
+    taken, best = fastest([1, 2, 3, 4, 5, 10] if tune else [default], call)
     flops = rows * HEADS * (WINDOW + SELECTED) * HEAD_DIM * 4
     name = f"sparse attention, {rows} rows x {WINDOW} + {SELECTED} keys"
-    yield Row(name, taken * 1e6, flops / taken / limits.flops, "PEAK", str(best))
+    yield limits.computed(name, flops, taken, f"{best} parts")
+    if tune:
+        portable = seconds(
+            lambda: attention.packed_attention(
+                q, window, selected, sink, parts=default, tiling=attention.Tiling()
+            )
+        )
+        yield Row(f"{name}: for any GPU", portable * 1e6, portable / taken, "x our time")
     other = _flash_mla(q, sink) if peers else None
     if other:
         yield Row(f"{name}: FlashMLA", other * 1e6, other / taken, "x our time")
@@ -226,22 +162,24 @@ def _experts(
     chosen = torch.rand(rows, EXPERTS, device="cuda").argsort(1)[:, :SLOTS].contiguous()
     shares = torch.full((rows, SLOTS), 1 / SLOTS, device="cuda")
 
-    def call(tiles: experts.Tiles) -> Tensor:
-        return experts.packed_experts(x, chosen, shares, gate_up, down, limit=10.0, tiles=tiles)
+    def call(tiles: experts.Tiles | None) -> Tensor:
+        return experts.packed_experts(
+            x, chosen, shares, gate_up, down, limit=10.0, fp8=True, tiles=tiles
+        )
 
+    expected = experts.reference(
+        x[:64], chosen[:64], shares[:64], gate_up, down, limit=10, fp8=True
+    )
+    check("experts", call(None)[:64], expected)
     decode = rows * SLOTS <= 16 * EXPERTS
-    default = experts.DECODE if decode else experts.PREFILL
-    expected = experts.reference(x[:64], chosen[:64], shares[:64], gate_up, down, limit=10.0)
-    check("experts", call(default)[:64], expected)
-    taken, best = fastest(_tilings(decode) if tune else [default], call)
+    taken, best = fastest([None, *_tilings(decode)] if tune else [None], call)
+    setting = "default" if best is None else str(tuple(best))
     name = f"experts, {rows} rows x {SLOTS} of {EXPERTS}"
     if not decode:
-        flops = rows * SLOTS * 6 * DIMS * INNER
-        return Row(name, taken * 1e6, flops / taken / limits.flops, "PEAK", str(tuple(best)))
+        return limits.computed(name, rows * SLOTS * 6 * DIMS * INNER, taken, setting)
     touched = int((torch.bincount(chosen.flatten(), minlength=EXPERTS) > 0).sum())
     read = touched * sum(part[0].numel() for part in (*gate_up, *down))
-    name += f", {read / 1e6:.0f} MB of weights"
-    return Row(name, taken * 1e6, read / taken / limits.bytes_per_s, "BW", str(tuple(best)))
+    return limits.moved(f"{name}, {read / 1e6:.0f} MB of weights", read, taken, setting)
 
 
 def _matrices(out: int, dims: int) -> experts.Fp4Matrices:

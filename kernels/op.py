@@ -1,8 +1,8 @@
 """What an op is: a reference that is its specification, and faster forms held to it.
 
-Calling an op with CPU tensors runs `cpu` where there is one and no gradient is asked for, else
-the reference. Also what all CPU ops must know to be row-invariant: to give a row the same bits
-alone and in any batch. Knows no op and no model.
+Calling an op with CPU tensors runs `cpu` where there is one and no gradient is asked for, with
+CUDA tensors `cuda`, else the reference. Also what all CPU ops must know to be row-invariant: to
+give a row the same bits alone and in any batch. Knows no op and no model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, ParamSpec, TypeVar
+from functools import cache
+from importlib import import_module
+from typing import Any, Generic, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,16 +28,35 @@ class Op(Generic[P, R]):
     name: str
     reference: Callable[P, R]
     cpu: Callable[P, R] | None = None
+    cuda: str | None = None  # "module:function", imported by its first call: it needs Triton
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        if self.cpu is None or torch.is_grad_enabled() or not _on_cpu(args[0]):
-            return self.reference(*args, **kwargs)
-        return self.cpu(*args, **kwargs)
+        backend = self.backend(args[0])
+        if backend == "cpu" and self.cpu is not None:
+            return self.cpu(*args, **kwargs)
+        if backend == "triton" and self.cuda is not None:
+            form: Callable[P, R] = _imported(self.cuda)
+            return form(*args, **kwargs)
+        return self.reference(*args, **kwargs)
+
+    def backend(self, first: object) -> Literal["torch", "cpu", "triton"]:
+        """Which form runs where `first` is the first argument; for traces.
+
+        On a CPU in float32 alone, on a GPU up to it; other precisions are for comparisons.
+        """
+        if torch.is_grad_enabled() or not isinstance(first, Tensor):
+            return "torch"
+        if self.cpu is not None and first.is_cpu and first.dtype == torch.float32:
+            return "cpu"
+        if self.cuda is not None and first.is_cuda and first.dtype != torch.float64:
+            return "triton"
+        return "torch"
 
 
-def _on_cpu(value: object) -> bool:
-    """In float32; other precisions are for comparisons and run the reference."""
-    return isinstance(value, Tensor) and value.is_cpu and value.dtype == torch.float32
+@cache
+def _imported(place: str) -> Any:
+    module, name = place.split(":")
+    return getattr(import_module(module), name)
 
 
 ROW_MULTIPLE = 8

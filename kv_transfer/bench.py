@@ -2,9 +2,10 @@
 
     python -m kv_transfer.bench [--mib 16] [--rounds 15]
 
-Two figures count, both as ratios: bytes alone through the transport, and a whole handoff (pack,
-write, unpack, and a digest on either side) as ranks do it, push by push with a few cells of
-credit. Rounds alternate, so that a busy machine slows all alike. One thread a process.
+Three figures count, all as ratios: bytes alone through the transport; a whole packed handoff
+(pack, write, unpack, and a digest on either side) as ranks do it, push by push with a few cells of
+credit; and a direct one, from blocks to blocks, with the same digests. Rounds alternate, so that a
+busy machine slows all alike. One thread a process.
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ from cluster.config import TransferSection
 from cluster.messages import PieceDigest
 from kv_transfer.blocks import BlockPool
 from kv_transfer.digest import RunningDigest, check_pieces
+from kv_transfer.direct_transport import DirectTransport
+from kv_transfer.host_reach import HostReach
 from kv_transfer.layout import Layout
 from kv_transfer.open_transport import open_transport
 from kv_transfer.plan import pack_into_pushes, spans_final_at
 from kv_transfer.ring import ReceiveRing
+from kv_transfer.row_mover import RowMover
+from kv_transfer.row_pieces import Standing
 from kv_transfer.slab import Slab
 from kv_transfer.staging import pack_push, push_bytes, unpack_push
 from model.spec import ModelSpec
@@ -34,7 +39,7 @@ from model.state import StateField, state_fields
 
 _MODEL = Path(__file__).parents[1] / "deploy" / "models" / "deepseek-v41-flash"
 _BLOCK_TOKENS = 128
-_BARS = {"write": 0.35, "handoff": 0.10}  # of memcpy
+_BARS = {"write": 0.35, "packed handoff": 0.10, "direct handoff": 0.10}  # of memcpy
 
 
 class _Side:
@@ -63,12 +68,18 @@ class _Receiver(_Side):
         self._segment = self._ring.lease().segment
         self._transport = open_transport("nixl", "receiver")
         self._transport.register(self._ring.memory)
+        self._direct = DirectTransport("receiver", HostReach())
+        for memory in (self.slab.blocks, self.slab.slots):
+            self._direct.offer(memory)
 
     def serve(self) -> None:
-        self._pipe.send(self._transport.metadata())
+        self._pipe.send((self._transport.metadata(), self._direct.metadata()))
         digest, seq = RunningDigest(self.slab, self.lease), 0
-        while (spans := self._pipe.recv()) is not None:
-            if spans:
+        while (told := self._pipe.recv()) is not None:
+            spans, direct = told
+            if direct:
+                digest.add(spans)
+            elif spans:
                 size = push_bytes(self.layout, spans)
                 cell = self._ring.view(self._segment, seq, size)
                 unpack_push(self.slab, self.lease, spans, cell)
@@ -79,6 +90,7 @@ class _Receiver(_Side):
                 self._pipe.send(digest.pieces(self.fields, self.length))
                 digest, seq = RunningDigest(self.slab, self.lease), 0
         self._transport.close()
+        self._direct.close()
 
 
 class _Sender(_Side):
@@ -95,7 +107,17 @@ class _Sender(_Side):
             "nixl", "sender", write_bytes=TransferSection().write_bytes
         )
         self._transport.register(self.source, source_only=True)
-        self._peer = self._transport.add_peer(pipe.recv())
+        packed, direct = pipe.recv()
+        self._peer = self._transport.add_peer(packed)
+        self._direct = DirectTransport("sender", HostReach())
+        for memory in (self.slab.blocks, self.slab.slots):
+            self._direct.register(memory.view(-1), source_only=True)
+        self._there = self._direct.add_peer(direct)
+        blocks, slots = self._direct.offered(self._there)
+        self._standing = Standing(  # the two slabs are alike
+            self.layout, blocks.address, slots.address, self.lease.block_table, self.lease.slot
+        )
+        self._mover = RowMover(self.slab, self._direct.reach)
         self.path = self._transport.path
         spans = spans_final_at(fields, 0, length, last=True)
         self.pushes = pack_into_pushes(spans, self.layout, self.cell_bytes)
@@ -126,15 +148,29 @@ class _Sender(_Side):
             digest.add_packed(push, self.source)
             cell = seq % self.cells * self.cell_bytes
             self._transport.write(self._peer, self.source[:nbytes], cell)
-            self._pipe.send(push)
+            self._pipe.send((push, False))
         for _ in self.pushes[-self.cells :]:
             self._pipe.recv()
-        self._pipe.send([])
+        self._end(digest)
+
+    def direct_handoff(self) -> None:
+        """The same from blocks to blocks."""
+        digest = RunningDigest(self.slab, self.lease)
+        for push in self.pushes:
+            digest.add(push)
+            pieces = self._mover.pieces(self.lease, push, self._standing)
+            self._direct.push(self._there, pieces, 0)
+            self._pipe.send((push, True))
+        self._end(digest)
+
+    def _end(self, digest: RunningDigest) -> None:
+        self._pipe.send(([], False))
         check_pieces(self._pipe.recv(), digest.pieces(self.fields, self.length))
 
     def close(self) -> None:
         self._pipe.send(None)
         self._transport.close()
+        self._direct.close()
 
 
 def _receive(pipe: Connection, fields: tuple[StateField, ...], length: int, nbytes: int) -> None:
@@ -152,7 +188,8 @@ def measure(fields: tuple[StateField, ...], length: int, rounds: int) -> str:
     steps: dict[str, Callable[[], object]] = {
         "memcpy": sender.memcpy,
         "write": sender.write,
-        "handoff": sender.handoff,
+        "packed handoff": sender.handoff,
+        "direct handoff": sender.direct_handoff,
         "pack alone": sender.pack,
         "digest alone": sender.digest,
     }
@@ -174,12 +211,12 @@ def measure(fields: tuple[StateField, ...], length: int, rounds: int) -> str:
 
 
 def _table(seconds: dict[str, list[float]], nbytes: int) -> str:
-    lines = [f"{'':14}{'median ms':>10}{'best ms':>9}{'GB/s':>7}{'of memcpy':>11}{'bar':>7}"]
+    lines = [f"{'':16}{'median ms':>10}{'best ms':>9}{'GB/s':>7}{'of memcpy':>11}{'bar':>7}"]
     for name, times in seconds.items():
         ratio = median(seconds["memcpy"]) / median(times)
         bar = f"{_BARS[name]:.2f}" if name in _BARS else ""
         lines.append(
-            f"{name:14}{median(times) * 1e3:10.2f}{min(times) * 1e3:9.2f}"
+            f"{name:16}{median(times) * 1e3:10.2f}{min(times) * 1e3:9.2f}"
             f"{nbytes / median(times) / 1e9:7.2f}{ratio:11.2f}{bar:>7}"
         )
     return "\n".join(lines)

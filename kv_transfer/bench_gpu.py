@@ -16,7 +16,6 @@ import multiprocessing
 import time
 import traceback
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,10 +28,13 @@ from cluster.messages import Span
 from kernels.ops.kv_push import kv_push
 from kernels.push_table import Pieces, PushTable, row_formats, tabulate
 from kv_transfer import cuda_driver
+from kv_transfer.bench_bars import bars
+from kv_transfer.bench_gpu_packed import PackedRequest
 from kv_transfer.bench_gpu_side import BLOCK_TOKENS, GpuSide, serve, timing_event
+from kv_transfer.device_moves import Move
 from kv_transfer.plan import pack_into_pushes
-from kv_transfer.row_pieces import between, packed
-from kv_transfer.staging import push_bytes
+from kv_transfer.reach import Moves
+from kv_transfer.row_pieces import between
 from model.spec import ModelSpec
 from model.state import PerToken, StateField, state_fields
 
@@ -42,7 +44,6 @@ _PROGRAMS = (8, 16, 32, 64, 132)
 _PAGES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10)
 _PAGE_ROW = 1024  # a page is moved as rows of this many bytes
 _RING_BYTES = 256 << 20
-_CELLS = 4
 _PRODUCTS = 24  # of 8192 x 8192 x 8192, about 37 ms: much less than a chunk of 8 K positions
 _WAIT_S = 120.0
 
@@ -177,11 +178,21 @@ class Bench:
             def plan(spans: list[Span] = spans) -> object:
                 return between(spans, self.side.stands(), self.there)
 
-            wall, planned = _wall_s(push), _wall_s(plan)
-            more = {"wall_us": round(wall * 1e6, 1), "plan_us": round(planned * 1e6, 1)}
+            moves = self.side.reach.plan([Move(pieces)], len(spans))
+
+            def make(moves: Moves = moves) -> object:
+                moves.start(0)
+                return moves.digests()
+
+            more = {
+                f"{what}_us": round(_wall_s(work) * 1e6, 1)
+                for what, work in (("wall", push), ("plan", plan), ("planned_wall", make))
+            }
             self.add("last push", name, nbytes, device, **more)
         walls = [self.peer.ask("hash_state", self.lengths[0])[1] for _ in range(7)]
         self.add("last push", "digest there, wall", 0, median(walls))
+        planned = self.peer.ask("planned_hash_s", self.lengths[0])
+        self.add("last push", "digest there, wall, planned before", 0, planned)
         asked = _wall_s(partial(self.peer.ask, "tables"))
         self.add("last push", "a word and its answer between the processes", 0, asked)
 
@@ -239,7 +250,7 @@ class Bench:
             target = (order[:, None] * page + parts).reshape(-1) + self.ring
             one = np.ones_like(source)
             pieces = Pieces(source, target, one * rows, one, one * 0, one * _PAGE_ROW)
-            table = tabulate(pieces, row_formats([_PAGE_ROW], rows)).to(self.side.device)
+            table = tabulate(pieces, row_formats([_PAGE_ROW])).to(self.side.device)
             for programs in (16, 32, 132):
                 seconds = self.side.push_s(table, 1, programs, hashed=False)
                 self.add(
@@ -250,9 +261,20 @@ class Bench:
         nixl = self.side.nixl()
         peer = nixl.add_peer(self.peer.ask("nixl_metadata"))
         ring = self.side.ring
-        for mib in (4, 8, 16, 32, 256):
+        for mib in (16, 32, 64, 128, 256):
             seconds = _wall_s(partial(nixl.write, peer, ring[: mib << 20], 0))
             self.add("nixl write", f"{mib} MiB", mib << 20, seconds)
+            parts = [(begin, ring[begin : begin + (mib << 20)])
+                     for begin in range(0, ring.numel(), mib << 20)]  # fmt: skip
+
+            def together(parts: list[tuple[int, torch.Tensor]] = parts) -> None:
+                started = [nixl.start_write(peer, part, begin) for begin, part in parts]
+                for one in started:
+                    while not one.done():
+                        pass
+
+            seconds = _wall_s(together)
+            self.add("nixl together", f"{len(parts)} x {mib} MiB", ring.numel(), seconds)
         for page in _PAGES:
             count = min(4096, ring.numel() // page)
             order = np.random.default_rng(page).permutation(count).tolist()
@@ -261,52 +283,23 @@ class Bench:
             self.add("nixl pages", f"{page >> 10} KiB", count * page, seconds)
 
     def packed(self) -> None:
-        """Pack, write, unpack and both digests, push by push with a few cells, as ranks do it."""
+        """Pack, write, unpack and both digests, as planned when a request was admitted."""
         nixl = self.side.nixl()
         peer = nixl.add_peer(self.peer.ask("nixl_metadata"))
-        writers: dict[str, Callable[[torch.Tensor, int], None]] = {
-            "nixl": partial(nixl.write, peer),
-            "copy engine": partial(self.side.transport.write, self.id),
-        }
         for length in self.lengths:
             nbytes = self.side.layout.state_bytes(length)
-            for mib in (4, 8, 16, 32):
+            for mib in (8, 16, 32):
                 pushes = pack_into_pushes(self.side.spans(length), self.side.layout, mib << 20)
-                for name, write in writers.items():
-                    seconds = _wall_s(partial(self._hand_over, pushes, mib << 20, write), rounds=5)
-                    self.add("packed", f"{_tokens(length)}, {mib} MiB, {name}", nbytes, seconds)
-
-    def _hand_over(
-        self, pushes: list[list[Span]], cell_bytes: int, write: Callable[[torch.Tensor, int], None]
-    ) -> None:
-        ours: list[list[int]] = []
-        theirs: list[list[int]] = []
-        writes: list[tuple[int, list[Span], Future[None]]] = []
-
-        def announce() -> None:
-            offset, spans, future = writes.pop(0)
-            future.result()
-            self.peer.tell("unpack", spans, offset)
-
-        with ThreadPoolExecutor(_CELLS) as pool:
-            for number, spans in enumerate(pushes):
-                if number >= _CELLS:  # its cell has to be unpacked first
-                    while len(writes) >= _CELLS:
-                        announce()
-                    theirs.append(self.peer.answer())
-                offset = number % _CELLS * cell_bytes
-                nbytes = push_bytes(self.side.layout, spans)
-                cell = self.side.ring[offset : offset + nbytes]
-                pieces = packed(spans, self.side.stands(), cell.data_ptr(), out=True)
-                ours.append(self.side.reach.move(pieces, len(spans)))
-                writes.append((offset, spans, pool.submit(write, cell, offset)))
-                while writes and writes[0][2].done():
-                    announce()
-            while writes:
-                announce()
-        theirs += [self.peer.answer() for _ in pushes[len(theirs) :]]
-        if ours != theirs:
-            raise RuntimeError("digests differ")
+                request = PackedRequest(
+                    self.side, pushes, mib << 20, partial(nixl.start_write, peer), self.peer
+                )
+                alone, seconds = _wall_s(request.write_all), _wall_s(request.hand_over)
+                self.add(
+                    "packed", f"{_tokens(length)}, {len(pushes)} x {mib} MiB", nbytes, seconds,
+                    writes_us=round(alone * 1e6, 1),
+                    writes_of_copy=round(self.copy_s(nbytes) / alone, 3),
+                    of_writes=round(alone / seconds, 3),
+                )  # fmt: skip
 
     def close(self) -> None:
         self.peer.close()
@@ -338,7 +331,7 @@ def report(bench: Bench) -> str:
             f"{row['part']:14}{row['case']:46}{row['bytes'] / 1e6:9.2f}{row['us']:11.1f}"
             f"{row.get('gb_per_s', ''):>9}{row.get('of_copy', ''):>9}  {more}"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *bars(bench.rows)])
 
 
 PARTS = (

@@ -12,7 +12,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from statistics import median
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,11 +21,15 @@ import torch
 from cluster.messages import Span
 from kernels.ops.kv_push import kv_push
 from kernels.push_table import Pieces, PushTable, row_formats, tabulate
+from kv_transfer.blocks import Lease
 from kv_transfer.cuda_reach import CudaReach
 from kv_transfer.direct_transport import Area, DirectTransport
 from kv_transfer.layout import Layout
 from kv_transfer.plan import spans_final_at
-from kv_transfer.row_pieces import Standing, landed, packed, standing
+from kv_transfer.reach import Moves
+from kv_transfer.row_mover import RowMover
+from kv_transfer.row_pieces import Standing, standing
+from kv_transfer.staging import push_bytes
 from model.state import StateField
 
 BLOCK_TOKENS = 128
@@ -49,6 +54,10 @@ class GpuSide:
         sizes = {field.row_bytes for field in self.fields}
         self.formats = row_formats(sizes)
         self.reach = CudaReach(self.device, row_bytes=sizes)
+        lease = SimpleNamespace(length=longest, block_table=self.block_table, slot=0)
+        self.lease = cast(Lease, lease)  # of all memory, in shuffled order
+        self.mover = RowMover(self, self.reach)
+        self._unpacking: Moves = self.reach.plan([], 0)
         self.transport = DirectTransport(name, self.reach)
         self.transport.register(self.ring)
         self.transport.offer(self.blocks)
@@ -134,12 +143,40 @@ class GpuSide:
         table = self.table(standing(spans, self.stands()))
         return self.push_s(table, len(spans), programs, copy=False)
 
-    def unpack(self, spans: list[Span], offset: int) -> list[int]:
-        """From the ring into the blocks; digests of what then stands in the blocks."""
-        cell = self.ring.data_ptr() + offset
-        pieces = packed(spans, self.stands(), cell, out=False)
-        self.reach.move(pieces, len(spans))
-        return self.reach.move(landed(pieces), len(spans), copy=False)
+    def planned_hash_s(self, length: int) -> float:
+        """Median wall seconds of the same, planned when the reservation was made."""
+        digests = self.mover.planned_digests(self.lease, self.spans(length))
+        found = []
+        for _ in range(9):
+            began = time.perf_counter()
+            digests()
+            found.append(time.perf_counter() - began)
+        return median(found)
+
+    # ---------------------------------------------------------------- packed pushes
+
+    def cells(
+        self, pushes: Sequence[Sequence[Span]], cell_bytes: int
+    ) -> list[tuple[Sequence[Span], torch.Tensor]]:
+        """Each push with its bytes in the ring, whose cells are used in turn."""
+        many = self.ring.numel() // cell_bytes
+        found = []
+        for number, spans in enumerate(pushes):
+            begin = number % many * cell_bytes
+            found.append((spans, self.ring[begin : begin + push_bytes(self.layout, spans)]))
+        return found
+
+    def plan_unpacking(self, pushes: Sequence[Sequence[Span]], cell_bytes: int) -> None:
+        self._unpacking = self.mover.unpacking(self.lease, self.cells(pushes, cell_bytes))
+
+    def unpack(self, number: int) -> None:
+        """Its cell is free again when this returns; digests of the blocks are on their way."""
+        stored = self._unpacking.start(2 * number)
+        self._unpacking.start(2 * number + 1)
+        stored.synchronize()
+
+    def unpacked(self) -> list[int]:
+        return self._unpacking.digests()
 
     def clear(self) -> None:
         for memory in (self.blocks, self.slots, self.ring):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,21 @@ class PoolLedger:
         """Raises AssertionError when a block or slot was lost or counted twice."""
         self.blocks.check()
         self.slots.check()
+
+
+class Blocks(Protocol):
+    """Where one sequence's state lies in a slab."""
+
+    @property
+    def block_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def block_table(self) -> npt.NDArray[np.int64]:
+        """block_ids as [num_blocks]."""
+        ...
+
+    @property
+    def slot(self) -> int: ...
 
 
 class Lease(Holding):

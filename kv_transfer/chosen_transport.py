@@ -1,39 +1,157 @@
-"""Transport that takes for each pair the quickest path that works: direct, else NIXL.
+"""A rank's transport to all its peers: for each pair the quickest path that works.
 
-A pair that cannot map each other's memory is named in a warning: on NVLink, NIXL with many
-descriptors or over TCP is slower by orders of magnitude, so nobody shall find out by a benchmark.
-Knows nothing of how either path works.
+Direct: rows go from the blocks of one rank into the blocks of the other, where their memories can
+be reached. Packed: through cells and a receive ring, anywhere. Which one a pair takes is tried when
+it meets, with a write, not believed; what falls back is named in a warning, because on NVLink the
+difference is one of orders of magnitude. Knows nothing of how either path works.
 """
 
 from __future__ import annotations
 
 import logging
 import struct
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from cluster.errors import ProtocolError, TransferError
-from kv_transfer.direct_transport import DirectTransport
+from cluster.errors import ProtocolError, StartupError, TransferError
+from kernels.push_table import Pieces
+from kv_transfer.direct_transport import Area, DirectTransport
+from kv_transfer.path_probe import PathReport, probe
+from kv_transfer.process_life import Unwatched, Watch
 from kv_transfer.transport import Transport
 
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<4sI")  # mark, bytes of the direct part
-_MARK = b"TCH1"
+_MARK = b"TCH2"
+_TRIED_BYTES = 64
+_HOST_PROBE, _DEVICE_PROBE = 1 << 20, 16 << 20  # bytes; a device's copy engine needs many
+_EXPECTED = {"nvlink/cuda_ipc": 100.0}  # GB/s at 16 MiB: NVLink gives 250 there, PCIe 50
 
 
 class ChosenTransport:
-    """Peers are known by the id of the path they are reached on."""
+    """Peers are known by the id of the path they are reached on.
 
-    def __init__(self, direct: DirectTransport, fallback: Transport) -> None:
-        """Owns both from now on."""
+    Besides rings and state memory, either side of a direct pair has a scratch: memory that counts
+    for nothing, and is written to when a pair is tried and measured.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        direct: DirectTransport | None,
+        packed: Transport | None,
+        *,
+        why_packed: str = "",
+    ) -> None:
+        """Owns both, of which one may be missing, from now on. `why_packed`: there is no direct
+        one, because; "" if nobody wants one."""
+        assert direct or packed, "a rank needs a path"
+        self.name = name
         self.direct = direct
-        self._fallback = fallback
-        self._paths: dict[str, Transport] = {}  # by peer
+        self.packed = packed
+        self.why_packed = why_packed
+        self.fallbacks = 0  # pairs that could not go direct
+        self._paths: dict[str, Transport | DirectTransport] = {}  # by peer
+        self._why: dict[str, str] = {}  # a peer is not reached directly
+        self._scratch: Tensor | None = None
 
     @property
     def path(self) -> str:
-        return f"{self.direct.path} or {self._fallback.path}"
+        return " or ".join(one.path for one in (self.direct, self.packed) if one)
+
+    # ---------------------------------------------------------------- memory
+
+    def register(self, memory: Tensor, *, source_only: bool = False) -> None:
+        """Cells to write from, or the receive ring, for pairs that are not direct."""
+        if self.packed:
+            self.packed.register(memory, source_only=source_only)
+
+    def push_from(self, *memories: Tensor) -> None:
+        """State memory whose rows shall be pushed to peers."""
+        if self.direct:
+            for memory in memories:
+                self.direct.register(memory.view(-1), source_only=True)
+            self._scratch = _scratch(memories[0].device)
+            self.direct.register(self._scratch, source_only=True)
+
+    def offer(self, *memories: Tensor) -> None:
+        """State memory that peers shall push rows into.
+
+        Raises StartupError for memory that cannot be reached from other processes if there is no
+        other path; else that is a warning.
+        """
+        if not self.direct:
+            return
+        try:
+            for memory in memories:
+                self.direct.offer(memory)
+            self._scratch = _scratch(memories[0].device)
+            self.direct.register(self._scratch)
+        except StartupError as error:
+            if not self.packed:
+                raise
+            logger.warning("%s: %s; all peers take %s instead", self.name, error, self.packed.path)
+            self.direct.close()
+            self.direct, self.why_packed = None, str(error)
+
+    def metadata(self, *, direct: bool = True) -> bytes:
+        """`direct` off: no state memory is offered to whom this is for."""
+        first = self.direct.metadata() if self.direct and direct else b""
+        rest = self.packed.metadata() if self.packed else b""
+        return _LENGTH.pack(_MARK, len(first)) + first + rest
+
+    # ---------------------------------------------------------------- peers
+
+    def add_peer(self, metadata: bytes, why_packed: str = "") -> str:
+        """Choose a path to it by trying; its id. `why_packed`: it offers nothing, because.
+
+        Raises ProtocolError for bytes that are no metadata, TransferError if no path is left.
+        """
+        direct, packed = _parts(metadata)
+        why = self.why_packed or (why_packed if self.direct else "")
+        if self.direct and not why:
+            try:
+                peer = self._reached(self.direct, direct)
+            except TransferError as error:
+                why = str(error)
+            else:
+                logger.info("%s: %s is reached by %s", self.name, peer, self.direct.path)
+                self._paths[peer] = self.direct
+                return peer
+        if not (self.packed and packed):
+            raise TransferError(
+                f"{self.name}: no path is left ({why or 'one side has none but direct ones'}); "
+                'transfer.path = "auto" would allow another'
+            )
+        peer = self.packed.add_peer(packed)
+        self._paths[peer] = self.packed
+        if why:
+            self.fallbacks += 1
+            self._why[peer] = why
+            logger.warning("%s: %s takes %s instead", why, peer, self.packed.path)
+        return peer
+
+    def _reached(self, direct: DirectTransport, metadata: bytes) -> str:
+        """That a write arrives is not known before one has: a kernel may forbid it."""
+        assert self._scratch is not None, "memory is declared before peers are added"
+        if not metadata:
+            raise TransferError(f"{self.name}: a peer offers no memory")
+        peer = direct.add_peer(metadata)
+        try:
+            direct.write(peer, self._scratch[:_TRIED_BYTES], 0)
+        except TransferError:
+            direct.remove_peer(peer)
+            raise
+        return peer
+
+    def remove_peer(self, peer: str) -> None:
+        self._why.pop(peer, None)
+        path = self._paths.pop(peer, None)
+        if path is not None:
+            path.remove_peer(peer)
 
     def path_to(self, peer: str) -> str:
         """What carries the bytes to one peer."""
@@ -43,47 +161,69 @@ class ChosenTransport:
         """Rows can be pushed into its state memory; else packed, into its ring."""
         return self._of(peer) is self.direct
 
-    def register(self, memory: Tensor, *, source_only: bool = False) -> None:
-        self.direct.register(memory, source_only=source_only)
-        self._fallback.register(memory, source_only=source_only)
+    def why(self, peer: str) -> str:
+        """It is not direct, because; "" if it is, or nobody wanted that."""
+        return self._why.get(peer, "")
 
-    def metadata(self) -> bytes:
-        direct = self.direct.metadata()
-        return _LENGTH.pack(_MARK, len(direct)) + direct + self._fallback.metadata()
+    def offered(self, peer: str) -> tuple[Area, ...]:
+        """Of a direct peer, as addresses for the targets of push()."""
+        return self._directly(peer).offered(peer)
 
-    def add_peer(self, metadata: bytes) -> str:
-        direct, fallback = _parts(metadata)
-        try:
-            peer, path = self.direct.add_peer(direct), self.direct
-        except TransferError as error:
-            peer = self._fallback.add_peer(fallback)
-            logger.warning("%s: %s takes %s instead", error, peer, self._fallback.path)
-            self._paths[peer] = self._fallback
-            return peer
-        logger.info("%s: %s is reached by %s", self.direct.name, peer, path.path)
-        self._paths[peer] = path
-        return peer
+    def watch(self, metadata: bytes) -> Watch | Unwatched:
+        """Sees the end of the process that has made `metadata`, which must have a direct part.
 
-    def remove_peer(self, peer: str) -> None:
-        path = self._paths.pop(peer, None)
-        if path is not None:
-            path.remove_peer(peer)
+        Raises ProtocolError for other bytes, TransferError if it has ended or is not to be seen.
+        """
+        direct, _ = _parts(metadata)
+        if not (self.direct and direct):
+            raise TransferError(f"{self.name}: one of both has no direct path")
+        return self.direct.watch(direct)
+
+    # ---------------------------------------------------------------- bytes
 
     def write(self, peer: str, source: Tensor, remote_offset: int) -> None:
-        self._of(peer).write(peer, source, remote_offset)
+        """As Transport.write, to a peer that is not direct."""
+        path = self._of(peer)
+        assert path is self.packed, "state is pushed to a direct peer, not written into its ring"
+        path.write(peer, source, remote_offset)
+
+    def push(self, peer: str, pieces: Pieces, digests: int, *, after: Any = None) -> list[int]:
+        """As DirectTransport.push, to a peer that is direct."""
+        return self._directly(peer).push(peer, pieces, digests, after=after)
+
+    def measure(self, peer: str, source: Tensor | None = None, offset: int = 0) -> PathReport:
+        """What the pair gets. To a peer that is not direct: `source`, in registered memory, is
+        written to a place of its ring that is this rank's. Raises TransferError if it is gone."""
+        path = self._of(peer)
+        if path is self.direct:
+            source, offset = self._scratch, 0
+        assert source is not None, "a ring is measured with somebody's cell"
+        expected = _EXPECTED.get(path.path, 0.0)
+        return probe(path, peer, source, offset, expected_gb_per_s=expected)
 
     def close(self) -> None:
         self._paths.clear()
-        self.direct.close()
-        self._fallback.close()
+        for path in (self.direct, self.packed):
+            if path:
+                path.close()
 
-    def _of(self, peer: str) -> Transport:
+    def _directly(self, peer: str) -> DirectTransport:
+        path = self._of(peer)
+        assert isinstance(path, DirectTransport), "this peer is not direct"
+        return path
+
+    def _of(self, peer: str) -> Transport | DirectTransport:
         try:
             return self._paths[peer]
         except KeyError:
             raise TransferError(
-                f"{self.direct.name}: {peer} is gone; push to another decode rank"
+                f"{self.name}: {peer} is gone; push to another decode rank"
             ) from None
+
+
+def _scratch(device: torch.device) -> Tensor:
+    nbytes = _HOST_PROBE if device.type == "cpu" else _DEVICE_PROBE
+    return torch.zeros(nbytes, dtype=torch.uint8, device=device)
 
 
 def _parts(metadata: bytes) -> tuple[bytes, bytes]:
@@ -91,6 +231,6 @@ def _parts(metadata: bytes) -> tuple[bytes, bytes]:
         mark, nbytes = _LENGTH.unpack_from(metadata)
     except struct.error as error:
         raise ProtocolError(f"{len(metadata)} bytes are not metadata: {error}") from error
-    if mark != _MARK:
+    if mark != _MARK or nbytes > len(metadata) - _LENGTH.size:
         raise ProtocolError(f"{len(metadata)} bytes are no metadata of a choice of transports")
     return metadata[_LENGTH.size :][:nbytes], metadata[_LENGTH.size + nbytes :]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import pack, unpack
-from kv_transfer.blocks import Lease
+from kv_transfer.blocks import Blocks
 from kv_transfer.device_slab import DeviceSlab
 from kv_transfer.layout import Place
 
@@ -23,7 +23,7 @@ class DeviceCache:
     Of a ring only the last rows exist, as in packed_cache.py.
     """
 
-    def __init__(self, slab: DeviceSlab, leases: Sequence[Lease]) -> None:
+    def __init__(self, slab: DeviceSlab, leases: Sequence[Blocks]) -> None:
         self._slab = slab
         widest = max((len(lease.block_ids) for lease in leases), default=0)
         nobody = len(slab.blocks) - 2
@@ -72,6 +72,9 @@ class DeviceCache:
         values = unpack(self._slab.gather(place, words), place.field.row_format, dim)
         values = values.masked_fill((numbers < 0).unsqueeze(1), 0.0)
         return values.view(*rows.shape, dim)
+
+    def rows_are_final(self, layer: int) -> None:
+        """Nobody waits for them: see watched_cache.py."""
 
     def _records(self, place: Place, requests: Tensor, rows: Tensor) -> Tensor:
         if not place.in_blocks:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 from torch import Tensor
 
 from cluster.errors import Rejected
 from cluster.messages import PieceDigest, Span
-from kernels.row_hash import Hashes, row_hashes
+from kernels.row_hash import group_rows, hash_sum, row_hashes
 from kv_transfer.blocks import Lease
 from kv_transfer.staging import rows_of_push
 from kv_transfer.state_memory import StateMemory
@@ -27,7 +28,7 @@ _CACHED_BYTES = 256 << 10  # hashed at once: these rows, and their words spread 
 
 def digest_rows(rows: Tensor, row_numbers: Tensor) -> int:
     """Digest of uint8 [n, row_bytes] standing for the rows numbered int64 [n]."""
-    return _digest(rows, row_numbers.numpy().astype(np.uint64))
+    return int(row_hashes(rows.numpy(), row_numbers.numpy().astype(np.uint64)).sum())
 
 
 def digest_span(slab: StateMemory, lease: Lease, span: Span) -> int:
@@ -35,8 +36,7 @@ def digest_span(slab: StateMemory, lease: Lease, span: Span) -> int:
     digest = 0
     for start, stop in _cuts(span, slab.layout.place(span.field, span.layer).row_bytes):
         part = Span(field=span.field, layer=span.layer, start=start, stop=stop)
-        numbers = np.arange(start, stop, dtype=np.uint64)
-        digest += _digest(slab.read_rows(part, lease), numbers)
+        digest += hash_sum(slab.read_rows(part, lease).numpy(), start)
     return digest & _MASK
 
 
@@ -80,8 +80,8 @@ class RunningDigest:
         """Take in the same rows out of a push packed just now: nearer at hand for its sender."""
         for span, rows in rows_of_push(self._slab.layout, spans, data):
             for start, stop in _cuts(span, rows.shape[1]):
-                numbers = np.arange(start, stop, dtype=np.uint64)
-                self._add(span, _digest(rows[start - span.start : stop - span.start], numbers))
+                part = rows[start - span.start : stop - span.start]
+                self._add(span, hash_sum(part.numpy(), start))
 
     def _add(self, span: Span, digest: int) -> None:
         key = span.field, span.layer
@@ -112,14 +112,12 @@ def check_pieces(ours: Sequence[PieceDigest], theirs: Sequence[PieceDigest]) -> 
 
 
 def _cuts(span: Span, row_bytes: int) -> Iterator[tuple[int, int]]:
-    """The span's rows in parts that are hashed in one go."""
-    step = max(1, _CACHED_BYTES // row_bytes)
-    for start in range(span.start, span.stop, step):
-        yield start, min(start + step, span.stop)
-
-
-def _digest(rows: Tensor, numbers: Hashes) -> int:
-    return int(row_hashes(rows.numpy(), numbers).sum())
+    """The span's rows in parts that are hashed in one go: whole groups, but for the ends."""
+    size = group_rows(row_bytes)
+    step = max(1, _CACHED_BYTES // (row_bytes * size)) * size
+    stops = range(span.start - span.start % step + step, span.stop, step)
+    if span.start < span.stop:
+        yield from pairwise([span.start, *stops, span.stop])
 
 
 def _needed(fields: Sequence[StateField], length: int) -> Iterator[Span]:

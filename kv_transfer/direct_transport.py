@@ -33,6 +33,8 @@ from kv_transfer.registered_memory import RegisteredMemory
 logger = logging.getLogger(__name__)
 
 _MARK = b"TDR1"
+_MOST_PID = 1 << 31
+_MOST_BYTES = 1 << 48  # of one memory: no machine has more, and sums of two such are no overflow
 
 
 class Area(NamedTuple):
@@ -64,7 +66,7 @@ class DirectTransport:
     def __init__(self, name: str, reach: Reach) -> None:
         self.name = name
         self.id = f"{name}#{uuid.uuid4().hex[:12]}"
-        self._reach = reach
+        self.reach = reach
         self._memory = RegisteredMemory(reach.takes)
         self._ring: tuple[bytes, int] | None = None
         self._offered: list[tuple[bytes, int]] = []
@@ -75,14 +77,14 @@ class DirectTransport:
 
     @property
     def path(self) -> str:
-        return self._reach.path
+        return self.reach.path
 
     def register(self, memory: Tensor, *, source_only: bool = False) -> None:
         with self._lock:
             self._check_open()
             self._memory.add(memory, source_only=source_only)
             if not source_only:
-                self._ring = self._reach.export(memory), memory.numel()
+                self._ring = self.reach.export(memory), memory.numel()
 
     def offer(self, memory: Tensor) -> None:
         """Let peers write anywhere in it, contiguous uint8 of any shape: state memory.
@@ -92,7 +94,7 @@ class DirectTransport:
         with self._lock:
             self._check_open()
             self._memory.add(memory.view(-1), source_only=True)
-            self._offered.append((self._reach.export(memory), memory.numel()))
+            self._offered.append((self.reach.export(memory), memory.numel()))
 
     def metadata(self) -> bytes:
         with self._lock:
@@ -134,7 +136,7 @@ class DirectTransport:
                 )
             if nbytes:
                 address = target.ring.address + remote_offset
-                self._reach.copy(target.life, source.data_ptr(), address, nbytes)
+                self.reach.copy(target.life, source.data_ptr(), address, nbytes)
 
     def offered(self, peer: str) -> tuple[Area, ...]:
         """What a peer has offered, as addresses for the targets of `push`."""
@@ -144,8 +146,9 @@ class DirectTransport:
     def push(self, peer: str, pieces: Pieces, digests: int, *, after: Any = None) -> list[int]:
         """Copy rows from memory here into what the peer has offered; their digests.
 
-        On return every byte is visible there, so that a word sent now comes after it. `after`: an
-        event of the device to wait for first; without it the rows are there already.
+        With `digests` 0 a host may leave the hashing out. On return every byte is visible there,
+        so that a word sent now comes after it. `after`: an event of the device to wait for first;
+        without it the rows are there already.
         Raises TransferError if the peer is gone or a piece is not within what it has offered,
         ValueError if one does not begin in registered memory.
         """
@@ -156,7 +159,7 @@ class DirectTransport:
                 raise TransferError(
                     f"{self.name}: a push to {peer} names memory that it has not offered"
                 )
-            return self._reach.push(target.life, pieces, digests, after)
+            return self.reach.push(target.life, pieces, digests, after)
 
     def has_ended(self, peer: str) -> bool:
         """The peer's process is no more: nothing it began can still write, or be written to.
@@ -166,6 +169,15 @@ class DirectTransport:
         with self._lock:
             return self._peer(peer).watch.has_ended
 
+    def watch(self, metadata: bytes) -> Watch | Unwatched:
+        """Sees the end of the process whose transport has made `metadata`; close it.
+
+        Raises ProtocolError for bytes that are no metadata, TransferError if it has ended, or
+        could never be seen to end.
+        """
+        _, _, life, _ = _parse(metadata)
+        return self._watch(life)
+
     def close(self) -> None:
         with self._lock:
             if self._closed:
@@ -174,7 +186,7 @@ class DirectTransport:
             for peer in list(self._peers.values()):
                 self._forget(peer)
             self._lock.wait_for(lambda: not self._writes)
-            self._reach.close()
+            self.reach.close()
             self._memory.clear()
 
     @contextmanager
@@ -197,14 +209,13 @@ class DirectTransport:
         opened: list[Opened] = []
         found = []
         try:
-            unseen = self._reach.spans_hosts and not life.is_here
-            watch = Unwatched() if unseen else Watch(life)
+            watch = self._watch(life)
         except TransferError as error:
             raise TransferError(f"{self.name}: {name} is gone ({error})") from error
         try:
             for exported, nbytes in areas:
                 if exported:
-                    opened.append(self._reach.open(exported, life))
+                    opened.append(self.reach.open(exported, life))
                 found.append(Area(opened[-1].address if exported else 0, nbytes))
         except (TransferError, ProtocolError) as error:
             for one in opened:
@@ -212,6 +223,9 @@ class DirectTransport:
             watch.close()
             raise type(error)(f"{self.name}: {name} cannot be reached: {error}") from error
         return _Peer(name, id, life, watch, tuple(opened), found[0], tuple(found[1:]))
+
+    def _watch(self, life: Life) -> Watch | Unwatched:
+        return Unwatched() if self.reach.spans_hosts and not life.is_here else Watch(life)
 
     def _check_alive(self, peer: _Peer) -> None:
         if peer.watch.has_ended:
@@ -250,8 +264,10 @@ def _parse(metadata: bytes) -> tuple[str, str, Life, list[tuple[bytes, int]]]:
             str(told["life"]["host"]), int(told["life"]["pid"]), int(told["life"]["started"])
         )
         areas = [(bytes.fromhex(exported), int(nbytes)) for exported, nbytes in told["areas"]]
-        if not areas:
-            raise ValueError("no ring")
+        if not 0 < life.pid < _MOST_PID:
+            raise ValueError(f"no process has the number {life.pid}")
+        if not areas or not all(0 <= nbytes < _MOST_BYTES for _, nbytes in areas):
+            raise ValueError("no ring, or memories of impossible sizes")
         return str(told["name"]), str(told["id"]), life, areas
     except (ValueError, KeyError, TypeError) as error:
         raise ProtocolError(

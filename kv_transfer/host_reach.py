@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from cluster.errors import ProtocolError, TransferError
 from kernels.ops.kv_push import kv_push
 from kernels.push_table import Integers, Pieces, row_formats, tabulate
+from kv_transfer.device_moves import Move
 from kv_transfer.process_life import Life
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -29,6 +31,33 @@ class _Address:
 
     def close(self) -> None:
         pass
+
+
+class _Made:
+    def synchronize(self) -> None:
+        pass
+
+
+class _HostMoves:
+    """As DeviceMoves, at once."""
+
+    def __init__(self, moves: Sequence[Move], digests: int) -> None:
+        self._moves = [
+            (move, tabulate(move.pieces, row_formats(np.unique(move.pieces.row_bytes).tolist())))
+            for move in moves
+        ]
+        self._found = torch.zeros(digests, dtype=torch.int64)
+
+    def start(self, number: int, after: Any = None) -> _Made:
+        move, table = self._moves[number]
+        found = self._found if move.hashed else torch.zeros_like(self._found)
+        kv_push(table, found, torch.zeros(1, dtype=torch.int64), copy=move.copy)
+        return _Made()
+
+    def digests(self) -> list[int]:
+        found = [value % 2**64 for value in self._found.tolist()]
+        self._found.zero_()
+        return found
 
 
 class HostReach:
@@ -58,13 +87,15 @@ class HostReach:
         for start in range(0, len(nbytes), _MOST_PIECES):
             part = slice(start, start + _MOST_PIECES)
             _write(owner, sources[part], targets[part])
-        return self.move(pieces, digests, copy=False)
+        return self.move(pieces, digests, copy=False) if digests else []
 
     def move(self, pieces: Pieces, digests: int, *, copy: bool = True) -> list[int]:
-        found = torch.zeros(digests, dtype=torch.int64)
-        table = tabulate(pieces, row_formats(np.unique(pieces.row_bytes).tolist()))
-        kv_push(table, found, torch.zeros(1, dtype=torch.int64), copy=copy)
-        return [value % 2**64 for value in found.tolist()]
+        moves = self.plan([Move(pieces, copy)], digests)
+        moves.start(0)
+        return moves.digests()
+
+    def plan(self, moves: Sequence[Move], digests: int) -> _HostMoves:
+        return _HostMoves(moves, digests)
 
     def close(self) -> None:
         pass

@@ -16,8 +16,8 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,26 @@ class _Peer:
     device: int
     address: int
     nbytes: int
+
+
+class StartedWrite:
+    """A write under way. It is given up when the peer is removed, like any other."""
+
+    def __init__(self, state: Callable[[], bool], ends: ExitStack) -> None:
+        self._state, self._ends = state, ends
+        self._done = False
+
+    def done(self) -> bool:
+        """Raises TransferError if it has failed, or the peer was removed."""
+        if not self._done:
+            try:
+                self._done = self._state()
+            except TransferError:
+                self._ends.close()
+                raise
+            if self._done:
+                self._ends.close()
+        return self._done
 
 
 class NixlTransport:
@@ -127,6 +147,36 @@ class NixlTransport:
             for start in range(0, source.numel(), self._write_bytes):
                 piece = source[start : start + self._write_bytes]
                 self._write_pieces(peer, [(piece.data_ptr(), address + start, piece.numel())])
+
+    def start_write(self, peer: str, source: Tensor, remote_offset: int) -> StartedWrite:
+        """As write, but it does not wait: several can be under way, from one thread, which is
+        quicker over VRAM than threads are. Each has to be asked until it is done."""
+        with ExitStack() as held:
+            address = held.enter_context(self._writing(peer, source, remote_offset))
+            with self._lock:
+                agent, target = self._open_agent(), self._peer(peer)
+            here = [(source.data_ptr(), source.numel(), self._device_id)]
+            there = [(address, source.numel(), target.device)]
+            try:
+                request = agent.createXferReq(
+                    nixl.NIXL_WRITE,
+                    nixl.nixlXferDList(self._segment, here),
+                    nixl.nixlXferDList(self._segment, there),
+                    peer, "", [self._backend],
+                )  # fmt: skip
+                held.callback(agent.releaseXferReq, request)
+                agent.postXferReq(request)
+            except Exception as error:
+                raise self._lost(peer, source.numel(), _described(error)) from error
+            ends = held.pop_all()
+
+        def state() -> bool:
+            found = agent.getXferStatus(request) if peer in self._peers else None
+            if found not in (nixl.NIXL_SUCCESS, nixl.NIXL_IN_PROG):
+                raise self._lost(peer, source.numel(), str(found))
+            return bool(found == nixl.NIXL_SUCCESS)
+
+        return StartedWrite(state, ends)
 
     def write_pages(self, peer: str, source: Tensor, page_bytes: int, order: Sequence[int]) -> None:
         """Page k of `source` to page order[k] of the ring, a descriptor each, in one transfer.

@@ -1,17 +1,56 @@
-"""Transports by the name that the configuration gives them."""
+"""Transports by the names that the configuration gives them."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 
 import torch
 
+from cluster.errors import StartupError
+from kv_transfer.chosen_transport import ChosenTransport
 from kv_transfer.direct_transport import DirectTransport
 from kv_transfer.host_reach import HostReach
 from kv_transfer.local_transport import LocalTransport
 from kv_transfer.transport import Transport
 
+logger = logging.getLogger(__name__)
+
 _CPU = torch.device("cpu")
+
+
+def open_paths(
+    path: str,
+    packed: str,
+    name: str,
+    *,
+    write_bytes: int = 1 << 20,
+    device: torch.device = _CPU,
+    row_bytes: Iterable[int] = (),
+) -> ChosenTransport:
+    """What a rank whose request state is on `device` reaches its peers by.
+
+    `path`: "auto" goes direct between devices where a pair can, and else by `packed`, with a
+    warning; "direct" and "packed" go one way only. `packed` is "nixl" or "local", between host
+    memories; `row_bytes` are the sizes of rows that will be pushed. Raises StartupError for a path
+    that cannot be had.
+
+    Between CPUs "auto" is packed: measured, a direct handoff is no quicker there, because hashing
+    is most of both, and it needs the right to trace other processes, which containers lack.
+    """
+    if path == "packed" or (path == "auto" and device.type == "cpu"):
+        return ChosenTransport(name, None, open_transport(packed, name, write_bytes=write_bytes))
+    try:
+        direct = _direct(name, device, row_bytes)
+    except StartupError as error:
+        if path == "direct":
+            raise
+        logger.warning("%s: %s; all peers take the packed path", name, error)
+        other = open_transport(packed, name, write_bytes=write_bytes)
+        return ChosenTransport(name, None, other, why_packed=str(error))
+    if path == "direct":
+        return ChosenTransport(name, direct, None)
+    return ChosenTransport(name, direct, open_transport(packed, name, write_bytes=write_bytes))
 
 
 def open_transport(
@@ -22,11 +61,10 @@ def open_transport(
     device: torch.device = _CPU,
     row_bytes: Iterable[int] = (),
 ) -> Transport:
-    """The transport of one rank, for memory on `device`.
+    """One transport, for memory on `device`.
 
     "nixl" goes anywhere; "nvlink" is for GPUs of one host that map each other's memory; "host"
-    for processes of one host; "local" within one process. "auto": each pair of GPUs by nvlink
-    where that works, with a warning and by NIXL where it does not; NIXL alone for a CPU.
+    for processes of one host; "local" within one process.
 
     A rank that keeps its `name` when it starts again replaces its earlier life at its peers.
     Over NIXL, writes go in pieces of at most `write_bytes`; `row_bytes` are the sizes of rows
@@ -40,17 +78,22 @@ def open_transport(
             return DirectTransport(name, HostReach())
         case "nvlink":
             return _nvlink(name, device, row_bytes)
-        case "auto" if device.type == "cuda":
-            from kv_transfer.chosen_transport import ChosenTransport
-
-            direct = _nvlink(name, device, row_bytes)
-            return ChosenTransport(direct, _nixl(name, write_bytes, device))
-        case "nixl" | "auto":
+        case "nixl":
             return _nixl(name, write_bytes, device)
         case _:
             raise ValueError(
-                f"no transport is called {kind!r}; there are auto, nvlink, nixl, host and local"
+                f"no transport is called {kind!r}; there are nixl, nvlink, host and local"
             )
+
+
+def _direct(name: str, device: torch.device, row_bytes: Iterable[int]) -> DirectTransport:
+    match device.type:
+        case "cpu":
+            return DirectTransport(name, HostReach())
+        case "cuda":
+            return _nvlink(name, device, row_bytes)
+        case _:
+            raise StartupError(f"there is no direct path between {device.type} devices yet")
 
 
 def _nixl(name: str, write_bytes: int, device: torch.device) -> Transport:

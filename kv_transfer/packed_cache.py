@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import pack, unpack
-from kv_transfer.blocks import Lease
+from kv_transfer.blocks import Blocks
 from kv_transfer.layout import Place
 from kv_transfer.slab import Integers, Slab
 
@@ -26,7 +26,7 @@ class PackedCache:
     ring holds (window + slack) leaves the newest, and must not read older ones.
     """
 
-    def __init__(self, slab: Slab, leases: Sequence[Lease]) -> None:
+    def __init__(self, slab: Slab, leases: Sequence[Blocks]) -> None:
         self._slab = slab
         widest = max((len(lease.block_ids) for lease in leases), default=0)
         # an entry that no lease has points past the end: using it is an IndexError, never
@@ -68,6 +68,9 @@ class PackedCache:
         if dead.any():
             values[torch.from_numpy(dead)] = 0.0
         return values.view(*rows.shape, place.field.dim)
+
+    def rows_are_final(self, layer: int) -> None:
+        """Nobody waits for them: see watched_cache.py."""
 
     def _values(self, place: Place, words: Integers) -> Tensor:
         """float32 [n, dim] of the rows at `words` [n]."""

@@ -37,6 +37,18 @@ def spans_final_at(fields: Sequence[StateField], done: int, length: int, last: b
     return spans
 
 
+def token_layers(fields: Sequence[StateField]) -> list[int]:
+    """Layers with per-token rows, in the order in which a forward runs them."""
+    per_token = [field for field in fields if isinstance(field.growth, PerToken)]
+    return sorted({layer for field in per_token for layer in field.layers})
+
+
+def spans_of_layer(fields: Sequence[StateField], layer: int, done: int, length: int) -> list[Span]:
+    """Per-token rows of one layer that are new when a sequence grows from `done` to `length`."""
+    spans = spans_final_at(fields, done, length, last=False)
+    return [span for span in spans if span.layer == layer]
+
+
 def pack_into_pushes(spans: Iterable[Span], layout: Layout, cell_bytes: int) -> list[list[Span]]:
     """Cut spans at row borders and fill pushes of at most `cell_bytes` each, in order.
 

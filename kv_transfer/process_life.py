@@ -52,6 +52,10 @@ class Watch:
     def has_ended(self) -> bool:
         return self.wait(0)
 
+    def fileno(self) -> int:
+        """Can be read from once it has ended: for an event loop."""
+        return self._fd
+
     def wait(self, seconds: float) -> bool:
         """Whether it has ended by then."""
         poll = select.poll()
@@ -74,7 +78,11 @@ class Unwatched:
 
 
 def own_life() -> Life:
-    pid = os.getpid()
+    return life_of(os.getpid())
+
+
+def life_of(pid: int) -> Life:
+    """The process of this host that has that number now."""
     return Life(_host(), pid, _started(pid))
 
 

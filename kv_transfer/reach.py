@@ -6,11 +6,13 @@ Knows nothing of rings, peers' names or rows' meaning.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from kernels.push_table import Pieces
+from kv_transfer.device_moves import Move
 from kv_transfer.process_life import Life
 
 
@@ -22,6 +24,21 @@ class Opened(Protocol):
 
     def close(self) -> None:
         """Nothing may be under way to it. Harmless if repeated."""
+
+
+class Made(Protocol):
+    def synchronize(self) -> None:
+        """Wait until the move is made."""
+
+
+class Moves(Protocol):
+    """Moves planned together (device_moves.py): made one by one, their digests read once."""
+
+    def start(self, number: int, after: Any = None) -> Made:
+        """Begin it, after an event of the device if one is given."""
+
+    def digests(self) -> list[int]:
+        """Waits for all that was begun; then the same moves can be made again."""
 
 
 class Reach(Protocol):
@@ -56,6 +73,9 @@ class Reach(Protocol):
 
     def move(self, pieces: Pieces, digests: int, *, copy: bool = True) -> list[int]:
         """The same between addresses of this process; without `copy` rows are only hashed."""
+
+    def plan(self, moves: Sequence[Move], digests: int) -> Moves:
+        """Everything of the moves that can be done before their rows exist."""
 
     def close(self) -> None:
         """Give back everything; nothing may be under way."""

@@ -6,7 +6,7 @@ launch or two. Knows nothing of cells' owners, peers' names or messages.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -14,8 +14,9 @@ from torch import Tensor
 from cluster.messages import Span
 from kernels.push_table import Pieces
 from kv_transfer.blocks import Lease
+from kv_transfer.device_moves import Move
 from kv_transfer.layout import Layout
-from kv_transfer.reach import Reach
+from kv_transfer.reach import Moves, Reach
 from kv_transfer.row_pieces import Standing, between, landed, packed, standing
 from kv_transfer.staging import check_push, push_bytes
 
@@ -59,6 +60,44 @@ class RowMover:
         """Of the rows as they stand. Raises ValueError for spans not within the lease."""
         self._check(lease, spans)
         return self._reach.move(standing(spans, self._stands(lease)), len(spans), copy=False)
+
+    def planned_digests(self, lease: Lease, spans: Sequence[Span]) -> Callable[[], list[int]]:
+        """The same, planned now, when a reservation is made; to be called when the rows stand."""
+        self._check(lease, spans)
+        pieces = standing(spans, self._stands(lease))
+        moves = self._reach.plan([Move(pieces, copy=False)], len(spans))
+
+        def found() -> list[int]:
+            moves.start(0)
+            return moves.digests()
+
+        return found
+
+    def packing(self, lease: Lease, pushes: Sequence[tuple[Sequence[Span], Tensor]]) -> Moves:
+        """Of a whole request: move k packs pushes[k], its spans to the start of its cell; digests
+        in the order of all spans. Errors as of pack."""
+        moves, spans_before = [], 0
+        for spans, out in pushes:
+            self._check(lease, spans)
+            nbytes = push_bytes(self._memory.layout, spans)
+            if nbytes > len(out):
+                raise ValueError(f"a push of {nbytes} bytes exceeds a cell of {len(out)}")
+            pieces = packed(spans, self._stands(lease), out.data_ptr(), out=True)
+            moves.append(Move(pieces._replace(digest=pieces.digest + spans_before)))
+            spans_before += len(spans)
+        return self._reach.plan(moves, spans_before)
+
+    def unpacking(self, lease: Lease, pushes: Sequence[tuple[Sequence[Span], Tensor]]) -> Moves:
+        """The other end: move 2k stores pushes[k] from its cell, uint8 [nbytes], move 2k + 1
+        computes digests of what then stands in the lease's memory. Errors as of unpack."""
+        moves, spans_before = [], 0
+        for spans, data in pushes:
+            check_push(self._memory.layout, lease.length, spans, len(data))
+            pieces = packed(spans, self._stands(lease), data.data_ptr(), out=False)
+            pieces = pieces._replace(digest=pieces.digest + spans_before)
+            moves += [Move(pieces, hashed=False), Move(landed(pieces), copy=False)]
+            spans_before += len(spans)
+        return self._reach.plan(moves, spans_before)
 
     def pieces(self, lease: Lease, spans: Sequence[Span], there: Standing) -> Pieces:
         """What DirectTransport.push moves into another rank's memory; span k adds to digest k.

@@ -6,9 +6,10 @@ either ends. Knows nothing of devices, peers or transports.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 
 import numpy as np
 
@@ -29,11 +30,14 @@ class Standing:
 
     def addresses(self, place: Place, rows: Integers) -> Integers:
         """[n]: of the rows numbered [n], of a field as `place` has it."""
-        within = place.offset + rows % place.rows * place.row_bytes
+        records = rows // place.rows
+        within = (rows - records * place.rows) * place.row_bytes
         if place.in_blocks:
-            records = self.block_table[rows // place.rows]
-            return self.blocks + records * self.layout.block_bytes + within
-        return self.slots + self.slot * self.layout.slot_bytes + within
+            within += self.block_table[records] * self.layout.block_bytes
+            within += self.blocks + place.offset
+        else:
+            within += self.slots + self.slot * self.layout.slot_bytes + place.offset
+        return within
 
 
 def between(spans: Sequence[Span], source: Standing, target: Standing) -> Pieces:
@@ -70,46 +74,58 @@ def packed(spans: Sequence[Span], at: Standing, address: int, *, out: bool) -> P
 
 
 def _pieces(spans: Sequence[Span], source: Standing, target: Standing | None) -> Pieces:
-    parts = list(_parts(spans, source, target))
-    if not parts:
-        return Pieces(*np.zeros((len(Pieces._fields), 0), dtype=np.int64))
-    return Pieces(*np.concatenate(parts, axis=1))
+    """A field's layers mostly have the same rows: those are cut together, in one go."""
+    runs = [_Run.of(list(group), source, target) for _, group in groupby(spans, key=_SAME_ROWS)]
+    total = sum(len(run.rows) * len(run.ours) for run in runs)
+    found = np.zeros((len(Pieces._fields), total), dtype=np.int64)
+    begin = number = 0
+    for run in runs:
+        end = begin + len(run.rows) * len(run.ours)
+        shape = len(found), len(run.ours), len(run.rows)
+        run.fill(found[:, begin:end].reshape(shape), number, source, target)
+        begin, number = end, number + len(run.ours)
+    return Pieces(*found)
 
 
-def _parts(spans: Sequence[Span], source: Standing, target: Standing | None) -> Iterator[Integers]:
-    """A field's layers mostly have the same rows: those are cut together, in one go.
-
-    Each int64 [fields of Pieces, layers * pieces of a layer].
-    """
-    for (field, start, stop), group in groupby(
-        enumerate(spans), key=lambda item: (item[1].field, item[1].start, item[1].stop)
-    ):
-        members = list(group)
-        ours = [source.layout.place(field, span.layer) for _, span in members]
-        theirs = [target.layout.place(field, span.layer) for _, span in members] if target else ours
-        rows = _borders(start, stop, (PIECE_ROWS, ours[0].rows, theirs[0].rows))
-        part = np.zeros((len(Pieces._fields), len(members), len(rows)), dtype=np.int64)
-        part[0] = _of_layers(source, ours, rows)
-        if target is not None:
-            part[1] = _of_layers(target, theirs, rows)
-        part[2, :, :-1] = rows[1:] - rows[:-1]
-        part[2, :, -1] = stop - rows[-1]
-        part[3] = rows
-        part[4] = np.array([number for number, _ in members])[:, None]
-        part[5] = ours[0].row_bytes
-        yield part.reshape(len(part), -1)
+_SAME_ROWS = attrgetter("field", "start", "stop")
 
 
-def _of_layers(at: Standing, places: Sequence[Place], rows: Integers) -> Integers:
-    """[layers, n]: layers of a field differ by where they begin in a record only."""
-    first = at.addresses(places[0], rows)
-    return np.array([[place.offset - places[0].offset] for place in places]) + first
+@dataclass(frozen=True)
+class _Run:
+    """Spans of one field with the same rows, and where each piece begins: `rows` [n]."""
+
+    rows: Integers
+    stop: int
+    ours: list[Place]
+    theirs: list[Place]
+
+    @classmethod
+    def of(cls, spans: Sequence[Span], source: Standing, target: Standing | None) -> _Run:
+        field, start, stop = _SAME_ROWS(spans[0])
+        ours = [source.layout.place(field, span.layer) for span in spans]
+        theirs = [target.layout.place(field, span.layer) for span in spans] if target else ours
+        rows = _borders(start, stop, {PIECE_ROWS, ours[0].rows, theirs[0].rows})
+        return cls(rows, stop, ours, theirs)
+
+    def fill(self, part: Integers, number: int, source: Standing, target: Standing | None) -> None:
+        """`part` [fields of Pieces, spans, n]; layers differ by where they begin in a record."""
+        for column, side, places in ((0, source, self.ours), (1, target, self.theirs)):
+            if side is not None:
+                begins = np.array([place.offset - places[0].offset for place in places])
+                np.add.outer(begins, side.addresses(places[0], self.rows), out=part[column])
+        part[2, :, :-1] = self.rows[1:] - self.rows[:-1]
+        part[2, :, -1] = self.stop - self.rows[-1]
+        part[3] = self.rows
+        part[4] = np.arange(number, number + len(self.ours))[:, None]
+        part[5] = self.ours[0].row_bytes
 
 
-def _borders(start: int, stop: int, steps: tuple[int, ...]) -> Integers:
+def _borders(start: int, stop: int, steps: set[int]) -> Integers:
     """Where pieces of the rows begin: at the first, and at every multiple of each step."""
     least = min(steps)
     if all(step % least == 0 for step in steps):
-        return np.array([start, *range(start - start % least + least, stop, least)])
+        rows = np.arange(start - start % least, stop, least)
+        rows[0] = start
+        return rows
     multiples = [np.arange(start - start % step + step, stop, step) for step in steps]
     return np.unique(np.concatenate([np.array([start]), *multiples]))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cluster.messages import Span
-from kv_transfer.blocks import Lease
+from kv_transfer.blocks import Blocks, Lease
 from kv_transfer.device_cache import DeviceCache
 from kv_transfer.device_slab import DeviceSlab
 from kv_transfer.layout import Layout
@@ -40,7 +40,7 @@ def open_memory(
     return DeviceSlab(layout, num_blocks, num_slots, device)
 
 
-def cache_over(memory: Slab | DeviceSlab, leases: Sequence[Lease]) -> Cache:
+def cache_over(memory: Slab | DeviceSlab, leases: Sequence[Blocks]) -> Cache:
     """The state of one batch, `leases` in the order of its requests."""
     if isinstance(memory, DeviceSlab):
         return DeviceCache(memory, leases)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -19,7 +21,8 @@ class Chunk:
     `token_ids` are all ids of the request from position 0 up to at least start + count: Engram
     looks back at ids before `start`. `window_start`: layers after the cut see no window rows
     below this position (prefill truncation; 0 when off). `logits`: which rows' logits are wanted.
-    `images` are positions that hold image features; default: where the id is the image id.
+    `images` are positions of images; default: where the id is the image id. What an image shows
+    is in `embeddings`; an image position without any is a token like others, with its own.
     """
 
     token_ids: Sequence[int]
@@ -28,7 +31,8 @@ class Chunk:
     window_start: int = 0
     logits: Literal["last", "all", "none"] = "last"
     images: frozenset[int] | None = None
-    embeddings: Tensor | None = None  # [count, D]; used at image positions
+    embeddings: Tensor | None = None  # [count, D]; used at image positions ...
+    embedded: frozenset[int] | None = None  # ... of these; None: at all of them
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ class ForwardBatch:
     window_starts_R: Tensor  # int64
     logit_rows: Tensor  # int64 rows whose logits are wanted, ascending
     embeddings_TD: Tensor | None = None
-    embedded_T: Tensor | None = None  # bool: rows of chunks that brought embeddings
+    embedded_T: Tensor | None = None  # bool: rows that embeddings were brought for
 
     @property
     def num_rows(self) -> int:
@@ -56,6 +60,21 @@ class ForwardBatch:
     @property
     def num_requests(self) -> int:
         return len(self.starts_R)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> ForwardBatch:
+        """Only these rows; what is said of requests, and of logits, stays as it was."""
+        index = torch.from_numpy(rows)
+        embeddings_TD, embedded_T = self.embeddings_TD, self.embedded_T
+        return replace(
+            self,
+            token_ids_T=self.token_ids_T[index],
+            positions_T=self.positions_T[index],
+            requests_T=self.requests_T[index],
+            images_T=self.images_T[index],
+            ngrams_Tn=self.ngrams_Tn[index],
+            embeddings_TD=None if embeddings_TD is None else embeddings_TD[index],
+            embedded_T=None if embedded_T is None else embedded_T[index],
+        )
 
 
 def build_batch(
@@ -82,7 +101,7 @@ def build_batch(
             requests.append(number)
             images.append(_is_image(chunk, position, image_token_id))
             ngrams.append(_ngram(chunk, position, image_token_id, ngram))
-        embedded.extend([chunk.embeddings is not None] * chunk.count)
+            embedded.append(_is_embedded(chunk, position))
         if chunk.logits == "all":
             logit_rows.extend(range(first, len(ids)))
         elif chunk.logits == "last":
@@ -110,6 +129,12 @@ def _is_image(chunk: Chunk, position: int, image_token_id: int) -> bool:
     if chunk.images is not None:
         return position in chunk.images
     return chunk.token_ids[position] == image_token_id
+
+
+def _is_embedded(chunk: Chunk, position: int) -> bool:
+    if chunk.embeddings is None:
+        return False
+    return chunk.embedded is None or position in chunk.embedded
 
 
 def _ngram(chunk: Chunk, position: int, image_token_id: int, size: int) -> list[int]:

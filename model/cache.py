@@ -26,3 +26,9 @@ class Cache(Protocol):
     def read(self, field: str, layer: int, requests: Tensor, rows: Tensor) -> Tensor:
         """Values [..., dim] of rows [...] of requests [...]; a negative row reads as zeros."""
         ...
+
+    def rows_are_final(self, layer: int) -> None:
+        """All per-token rows of a layer that this forward completes have been written.
+
+        Said while later layers still have to run; not of a layer where it completes none.
+        """

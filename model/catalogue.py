@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from model.spec import ModelSpec
+from model.vision_spec import VisionSpec
 
 Kind = Literal["bf16", "f32", "fp8", "fp8_rows", "fp4"]
 """fp8: e4m3, a ue8m0 scale per 32 x 32 block. fp8_rows: e4m3, a scale per 32 values of a row.
@@ -86,8 +87,8 @@ def catalogue(spec: ModelSpec, vision: bool = True) -> dict[str, TensorSpec]:
         tensors |= _named(f"layers.{layer}.", _layer(spec, layer))
     for stage in spec.draft_stages:
         tensors |= _named(f"mtp.{stage}.", _draft_stage(spec, stage))
-    if vision and "vision_config" in spec.raw:
-        tensors |= _vision(spec.raw["vision_config"], width)
+    if vision and spec.vision:
+        tensors |= _vision(spec.vision, width)
     return tensors
 
 
@@ -186,13 +187,13 @@ def _draft_stage(spec: ModelSpec, stage: int) -> dict[str, TensorSpec]:
     return tensors
 
 
-def _vision(config: Mapping[str, Any], text_width: int) -> dict[str, TensorSpec]:
-    width, inner = config["hidden_size"], config["intermediate_size"]
+def _vision(spec: VisionSpec, text_width: int) -> dict[str, TensorSpec]:
+    width, inner = spec.hidden_size, spec.intermediate_size
     tensors = {
-        "vision.patch_embed.proj.weight": _bf16(width, 3 * config["patch_size"] ** 2),
+        "vision.patch_embed.proj.weight": _bf16(width, 3 * spec.patch_size**2),
         "vision.patch_embed.proj.bias": _bf16(width),
     }
-    for block in range(config["num_hidden_layers"]):
+    for block in range(spec.num_hidden_layers):
         tensors |= _named(
             f"vision.blocks.{block}.",
             {
@@ -207,7 +208,7 @@ def _vision(config: Mapping[str, Any], text_width: int) -> dict[str, TensorSpec]
             },
         )
     tensors["vision.norm.weight"] = _bf16(width)
-    tensors["aligner.w1.weight"] = _bf16(text_width, width * config["downsample_ratio"] ** 2)
+    tensors["aligner.w1.weight"] = _bf16(text_width, width * spec.downsample_ratio**2)
     tensors["aligner.w1.bias"] = _bf16(text_width)
     tensors["aligner.w2.weight"] = _bf16(text_width, text_width)
     tensors["aligner.w2.bias"] = _bf16(text_width)

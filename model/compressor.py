@@ -95,8 +95,9 @@ class Compressor:
 
     def __call__(self, x_TD: Tensor, rows: Rows, cache: Cache) -> None:
         """Write the compressed rows and index keys of the groups that these rows complete."""
+        projected_TX = rows.collect(x_TD @ self._project_DX)
+        rows = rows.whole
         groups = rows.plan(Groups.of, self._ratio)
-        projected_TX = x_TD @ self._project_DX
         if self._ratio == 2:
             latents_Nd = self._pool(projected_TX, rows, groups, cache)
         else:
@@ -111,6 +112,7 @@ class Compressor:
         ):
             turned = rope(values.unsqueeze(1), groups.turns_N1P).squeeze(1)[: groups.count]
             cache.write(field, self._layer, groups.requests, groups.numbers, turned)
+        cache.rows_are_final(self._layer)
 
     def _pool(self, projected_TX: Tensor, rows: Rows, groups: Groups, cache: Cache) -> Tensor:
         pairs = rows.plan(Pairs.of)

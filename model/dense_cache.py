@@ -47,6 +47,9 @@ class DenseCache:
         flat = held.view(-1, held.shape[2]).index_select(0, places.flatten())
         return flat.view(*rows.shape, held.shape[2])
 
+    def rows_are_final(self, layer: int) -> None:
+        """Nobody waits for them."""
+
     def rows(self) -> dict[tuple[str, int], Tensor]:
         """Values [requests, capacity, dim] by field and layer; rows never written are zero."""
         return {place: held[:, :-2] for place, held in self._held_rows.items()}

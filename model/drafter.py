@@ -82,12 +82,12 @@ class Drafter:
 
     def tap(self, streams_TnD: Tensor, rows: Rows) -> Tensor:
         """What the drafter takes from a layer's input, [T, D] of each request's newest rows."""
-        _, index_T = rows.plan(_newest, self._spec.sliding_window)
-        return streams_TnD.index_select(0, index_T).mean(1)
+        newest = rows.whole.newest(self._spec.sliding_window, True)
+        return rows.collect(streams_TnD, newest).mean(1)
 
     def observe(self, taps: Tensor, rows: Rows, cache: Cache) -> None:
         """Context rows from `taps` [T, layers tapped * D]; `rows` as they were tapped."""
-        rows, _ = rows.plan(_newest, self._spec.sliding_window)
+        rows, _ = rows.whole.plan(_newest, self._spec.sliding_window)
         if self._fp8:
             taps = fake_quant(taps, "fp8")
         main_TD = self._main_norm(taps @ self._main)

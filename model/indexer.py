@@ -73,8 +73,9 @@ def groups_of(rows: Rows, ratio: int, block: int) -> list[Group]:
     can, which halves the work of a whole prompt.
     """
     found = []
-    for count in sorted(set(rows.counts_R.tolist()) - {0}):
-        first_G1 = rows.first_R[rows.counts_R == count][:, None]
+    first_N, counts_N = rows.runs
+    for count in sorted(set(counts_N.tolist())):
+        first_G1 = first_N[counts_N == count][:, None]
         if count <= _PIECE:
             found.append(Group.of(rows, first_G1, count, ratio, block))
             continue

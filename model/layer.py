@@ -61,7 +61,7 @@ class Layer:
         opened = self._block.open(residual)
         if self._compressor:
             self._compressor(opened.x_TD, step.rows, step.cache)
-        leaving = self._is_cut and len(step.going_on) < step.rows.count
+        leaving = self._is_cut and len(step.going_on) < step.rows.whole.count
         if leaving and self._clipped:
             opened = opened.select(step.drop_others())
         low_TL, window_TWd, mask_T1W = self._look_back(opened.x_TD, step)
@@ -69,7 +69,7 @@ class Layer:
             index_T = step.drop_others()
             opened = opened.select(index_T)
             low_TL, window_TWd, mask_T1W = low_TL[index_T], window_TWd[index_T], mask_T1W[index_T]
-        if not step.rows.count:
+        if not step.rows.whole.count:
             return residual
         turns_T1P = step.rows.turns(self._ratio)
         q_THd, index_queries = attention.queries(low_TL, turns_T1P)
@@ -85,6 +85,7 @@ class Layer:
     def _look_back(self, x_TD: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         """What queries are made of, and the window keys of each row with their mask."""
         low_TL, kv_Td = self._block.attention.project(x_TD, step.rows.turns(self._ratio))
+        kv_Td = step.rows.collect(kv_Td)
         window = step.rows.plan(Window.of, self._window, self._clipped and step.rows.any_clip)
         keys_TWd = window.exchange(step.cache, WINDOW, self._layer, kv_Td, fake_quant(kv_Td, "fp8"))
         return low_TL, keys_TWd, window.mask_T1W

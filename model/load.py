@@ -8,9 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from model.catalogue import is_vision
 from model.checkpoint import Progress
 from model.compressed_vocab import compress_vocabulary
 from model.device_weights import DeviceWeights
+from model.moe import LocalExperts, MakeExperts
 from model.options import ModelOptions
 from model.spec import ModelSpec
 from model.tokenizer import Tokenizer
@@ -29,24 +31,35 @@ def load_model(
     draft_experts: range | None = None,
     progress: Progress | None = None,
     device: torch.device | None = None,
+    vision: bool = False,
+    make_experts: MakeExperts = LocalExperts,
 ) -> Transformer:
     """The model of `path`/config.json, with the folder's weights or random ones from `seed`.
 
     `experts` and `draft_experts` are a rank's share of a checkpoint's routed experts; `progress`
     hears of shards opened and tensors decoded. All but Engram's tables goes to `device`, if given.
+    `vision`: with the vision encoder, if config and checkpoint have one. `make_experts`: where
+    the routed experts of each layer are.
     Raises ValueError for a config, checkpoint or tokenizer that does not fit.
     """
     spec = ModelSpec.load(path)
-    loaded: WeightSource
     if weights == "random":
-        loaded = random_weights(spec, seed, progress=progress)
+        stored = random_weights(spec, seed, vision=vision, progress=progress)
     else:
-        loaded = load_weights(
+        stored = load_weights(
             path, spec, progress=progress, experts=experts, draft_experts=draft_experts
         )
+    loaded: WeightSource = stored
     if device is not None and device.type != "cpu":
-        loaded = DeviceWeights(loaded, device)
-    return Transformer(spec, loaded, options or ModelOptions(), token_map=token_map(path, spec))
+        loaded = DeviceWeights(stored, device)
+    return Transformer(
+        spec,
+        loaded,
+        options or ModelOptions(),
+        token_map=token_map(path, spec),
+        vision=vision and any(map(is_vision, stored.names())),
+        make_experts=make_experts,
+    )
 
 
 def token_map(path: str | Path, spec: ModelSpec) -> Tensor | None:

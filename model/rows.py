@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from torch import Tensor
 from kernels.op import padded
 from kernels.ops.rope import rotations
 from model.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from model.context_parallel import Share
 
 # T = padded rows, R = requests, P = rotated pairs
 
@@ -34,7 +37,8 @@ A = ParamSpec("A")
 class Rows:
     """`count` rows, request after request, padded to T. Those of request r begin at row
     first_R[r] and stand at positions starts_R[r] onwards; below position clips_R[r] layers from
-    the cut on see no window rows.
+    the cut on see no window rows. With a `share`, these are some of the `whole` rows, and what is
+    said of requests is said of those.
     """
 
     count: int
@@ -48,6 +52,7 @@ class Rows:
     frequencies: Mapping[bool, Tensor]  # [P] float64; of layers with compressed rows, or without
     rollback: int  # positions that may be taken back after this forward
     device: torch.device  # of the weights; the fields above are on the host
+    share: Share | None = None  # where several ranks do one forward
     plans: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
@@ -83,6 +88,30 @@ class Rows:
             self.plans[key] = make(self, *args, **kwargs)
         found: X = self.plans[key]
         return found
+
+    @property
+    def whole(self) -> Rows:
+        """The rows of all ranks that do this forward."""
+        return self if self.share is None else self.share.whole
+
+    def collect(self, x: Tensor, wanted: Ints | None = None) -> Tensor:
+        """Rows `wanted` of the whole (ascending; None: all), padded; `x` are those of this rank."""
+        if self.share is not None:
+            return self.share.collect(x, wanted)
+        return x if wanted is None else x.index_select(0, self.tensor(pad_rows(wanted)))
+
+    def keep(self, going_on: Ints) -> tuple[Rows, Tensor]:
+        """Of the whole only rows `going_on`; which of these they are, padded."""
+        return self.select(going_on) if self.share is None else self.share.keep(self, going_on)
+
+    @cached_property
+    def runs(self) -> tuple[Ints, Ints]:
+        """Where rows of a request stand at positions one after another: first row, and count."""
+        positions, requests = self.positions_T[: self.count], self.requests_T[: self.count]
+        follows = (np.diff(positions) == 1) & (np.diff(requests) == 0)
+        edges = np.concatenate([[0], (~follows).nonzero()[0] + 1, [self.count]])
+        first, counts = edges[:-1], np.diff(edges)
+        return first[counts > 0], counts[counts > 0]
 
     def turns(self, ratio: int) -> Tensor:
         """Rotation of each row's position, complex [T, 1, P], in layers of this ratio."""

@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from model.vision_spec import VisionSpec
+
 
 @dataclass(frozen=True)
 class ModelSpec:
@@ -126,6 +128,7 @@ class ModelSpec:
                 raise ValueError(f"layer {layer} and its KV source have different ratios")
         if len(self.engram_layer_ids) != len(self.engram_num_embeddings):
             raise ValueError("engram_num_embeddings needs one entry per Engram layer")
+        _ = self.vision  # raises what is wrong with it
 
     @property
     def cut_layer(self) -> int:
@@ -135,6 +138,12 @@ class ModelSpec:
     @property
     def draft_stages(self) -> range:
         return range(self.num_nextn_predict_layers)
+
+    @cached_property
+    def vision(self) -> VisionSpec | None:
+        """What the vision encoder is; None: the model takes no images."""
+        raw = self.raw.get("vision_config")
+        return None if raw is None else VisionSpec.from_dict(raw)
 
     def kv_source(self, layer: int) -> int:
         return max(source for source in self.kv_source_layer_ids if source <= layer)

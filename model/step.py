@@ -22,7 +22,7 @@ class Selected(NamedTuple):
 
 @dataclass
 class Step:
-    """`rows` shrink at the cut layer to `going_on`, those of the batch that later layers need.
+    """`rows` shrink at the cut layer to `going_on`, those of the whole that later layers need.
 
     `candidates` are by the index of a group of requests (indexer.py): where a later index source
     may look, None for everywhere. `index_keys` are by KV source and group.
@@ -39,9 +39,9 @@ class Step:
     def drop_others(self) -> Tensor:
         """Leave the rows that do not go on; where the others were, padded [T]."""
         self.kept = self.going_on
-        self.rows, index_T = self.rows.select(self.going_on)
+        self.rows, index_T = self.rows.keep(self.going_on)
         return index_T
 
     def places_of(self, rows: Ints) -> Ints:
-        """Where rows of the batch, none of them dropped, are now."""
+        """Where rows of the whole, none of them dropped, are now."""
         return rows if self.kept is None else self.kept.searchsorted(rows)

@@ -16,15 +16,17 @@ from torch import Tensor
 from model.batch import ForwardBatch
 from model.block import Residual
 from model.cache import Cache
+from model.context_parallel import Gather, shared
 from model.drafter import Choose, Drafter, Drafts
 from model.engram import CompressedIds, Engram, engram_hashes
 from model.layer import Layer
 from model.moe import LocalExperts, MakeExperts
 from model.norm import RMSNorm
 from model.options import ModelOptions
-from model.rows import Ints, Rows, pad_rows, pad_tensor
+from model.rows import Ints, Rows, pad_tensor
 from model.spec import ModelSpec
 from model.step import Step
+from model.vision import VisionEncoder
 from model.weight_source import WeightSource
 
 __all__ = ["Drafts", "ModelOptions", "Transformer"]
@@ -41,10 +43,12 @@ class Transformer:
         token_map: Tensor | None = None,
         *,
         make_experts: MakeExperts = LocalExperts,
+        vision: bool = False,
     ) -> None:
         """All is computed on the device that the weights are on, and in their precision.
 
         `token_map`: Engram's compressed id of each token id, on the host; None is the identity.
+        `vision`: build the vision encoder too; it needs the weights of that group.
 
         Raises ValueError for a config that cannot be truncated as the options ask.
         """
@@ -58,6 +62,7 @@ class Transformer:
         }
         self._embed_VD = weights["embed.weight"]
         self.device = self._embed_VD.device
+        self.vision = VisionEncoder(weights, spec.vision) if vision and spec.vision else None
         self._norm = RMSNorm(weights, "norm", spec)
         self._head_DV = weights["head.weight"].t().contiguous()
         self._compressed_ids = CompressedIds(spec, token_map)
@@ -79,16 +84,23 @@ class Transformer:
             frequencies_P=self._frequencies[False],
         )
 
-    def forward(self, batch: ForwardBatch, cache: Cache) -> Tensor:
+    def forward(self, batch: ForwardBatch, cache: Cache, ranks: Gather | None = None) -> Tensor:
         """Logits [len(batch.logit_rows), V], float32; the state of all rows goes into the cache.
 
         A row's results do not depend on the rest of the batch, nor on how a prompt was cut into
-        chunks. Raises ValueError for window starts that the options do not allow.
+        chunks. Several `ranks` can share the work (context parallelism): each calls this with
+        the same batch, fills its own cache wholly, and gets all logits.
+
+        Raises ValueError for window starts that the options do not allow.
         """
         self._check(batch)
         rollback = self.spec.dspark_block_size
-        rows = Rows.of(batch, self._frequencies, rollback, self.device)
-        step = Step(rows, cache, self._going_on(rows, batch.logit_rows.numpy()))
+        whole = rows = Rows.of(batch, self._frequencies, rollback, self.device)
+        logit_rows = batch.logit_rows.numpy()
+        if ranks is not None:
+            share = shared(whole, ranks)
+            rows, batch = share.rows(), batch.take(share.taken)
+        step = Step(rows, cache, self._going_on(whole, logit_rows))
         ngrams_TN = self._compressed_ids(pad_tensor(batch.ngrams_Tn))
         residual = Residual.of(self._embed(batch), self.spec.hc_mult)
         taps = []
@@ -99,10 +111,10 @@ class Transformer:
             if number in self.spec.dspark_target_layer_ids:
                 taps.append(self._drafter.tap(residual.streams_TnD, step.rows))
             residual = layer(residual, step)
-            if not step.rows.count:  # a chunk wholly below its window start ends at the cut
+            if not step.rows.whole.count:  # a chunk wholly below its window start ends at the cut
                 return residual.streams_TnD.new_zeros(0, self.spec.vocab_size)
         self._drafter.observe(torch.cat(taps, 1), step.rows, cache)
-        return self._logits(residual, step, batch.logit_rows)
+        return self._logits(residual, step, logit_rows)
 
     def draft(
         self,
@@ -152,9 +164,9 @@ class Transformer:
         given_TD = batch.embeddings_TD.to(hidden_TD)
         return hidden_TD.index_copy(0, rows, given_TD.index_select(0, rows))
 
-    def _logits(self, residual: Residual, step: Step, rows: Tensor) -> Tensor:
-        index = step.rows.tensor(pad_rows(step.places_of(rows.numpy())))
-        wanted = Residual(residual.streams_TnD[index], residual.pre_Tn[index])
+    def _logits(self, residual: Residual, step: Step, rows: Ints) -> Tensor:
+        places = step.places_of(rows)
+        wanted = Residual(*(step.rows.collect(part, places) for part in residual))
         return (self._norm(wanted.read()) @ self._head_DV)[: len(rows)]
 
     def _check(self, batch: ForwardBatch) -> None:

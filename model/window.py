@@ -35,11 +35,12 @@ class Window:
     newest: Tensor  # those that can still be seen after this forward
     newest_requests: Tensor
     newest_positions: Tensor
+    one_run: bool  # the rows that look are those of the chunks
 
     @classmethod
     def of(cls, rows: Rows, size: int, clipped: bool) -> Window:
         """What rows see of their chunks and before; if clipped, nothing below their clip."""
-        history, requests = size - 1, len(rows.starts_R)
+        history, requests, whole = size - 1, len(rows.starts_R), rows.whole
         floor_R = np.maximum(rows.floors_R, rows.clips_R) if clipped else rows.floors_R
         floor_R1 = floor_R[:, None]
         history_rows_Rh = rows.starts_R[:, None] + np.arange(-history, 0)
@@ -52,28 +53,31 @@ class Window:
         index_TW = since_TW + np.where(
             since_TW < 0,
             request_T1 * history + history,
-            requests * history + rows.first_R[request_T1],
+            requests * history + whole.first_R[request_T1],
         )
         hidden_TW = seen_TW < floor_R1[rows.requests_T]
         hidden_TW[rows.count :] = True
         index_TW[hidden_TW] = 0
         mask_TW = np.where(hidden_TW, -np.inf, 0.0)
-        newest = rows.newest(size, clipped)
+        newest = whole.newest(size, clipped)
         return cls(
             rows.tensor(history_requests_Rh),
             rows.tensor(history_rows_Rh),
             rows.tensor(index_TW.ravel()),
             rows.tensor(mask_TW).to(torch.get_default_dtype()).unsqueeze(1),
-            rows.count,
+            whole.count,
             rows.tensor(newest),
-            rows.tensor(rows.requests_T[newest]),
-            rows.tensor(rows.positions_T[newest]),
+            rows.tensor(whole.requests_T[newest]),
+            rows.tensor(whole.positions_T[newest]),
+            rows is whole,
         )
 
     def exchange(
         self, cache: Cache, field: str, layer: int, unrounded_Td: Tensor, rounded_Td: Tensor
     ) -> Tensor:
-        """Window keys [T, W, d] of each row; the chunks' own rows go into the cache."""
+        """Window keys [T, W, d] of each row; the chunks' own rows, which these are of all ranks,
+        go into the cache.
+        """
         history_Rhd = cache.read(field, layer, self.history_requests_Rh, self.history_rows_Rh)
         newest = self.newest
         if newest.shape[0] == self.count:
@@ -85,7 +89,7 @@ class Window:
         pool = torch.cat([history_Rhd.view(-1, size), rounded_Td])
         shape = (self.mask_T1W.shape[0], self.mask_T1W.shape[2], size)
         if (
-            len(history_Rhd) == 1 and shape[0]
+            len(history_Rhd) == 1 and shape[0] and self.one_run
         ):  # windows of neighbours overlap in memory: nothing is copied
             return pool.unfold(0, shape[1], 1).transpose(1, 2)
         return pool.index_select(0, self.index).view(shape)

@@ -8,11 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from cluster.errors import ProtocolError, Rejected, WorkerLost, revive
 from cluster.messages import (
@@ -30,14 +27,12 @@ from cluster.messages import (
 )
 from cluster.wire import Stream
 from engine.engine import Run
-from engine.tasks import in_thread
 from kv_transfer.blocks import Lease
 from kv_transfer.digest import RunningDigest
-from kv_transfer.plan import pack_into_pushes, spans_final_at
-from kv_transfer.staging import pack_push
-from kv_transfer.state_memory import StateMemory
-from kv_transfer.transport import Transport
-from model.state import StateField
+from kv_transfer.plan import pack_into_pushes, spans_final_at, spans_of_layer, token_layers
+from kv_transfer.row_pieces import Standing
+from prefill_worker.outlet import Outlet
+from prefill_worker.pair import Pair
 
 
 @dataclass(frozen=True)
@@ -50,74 +45,22 @@ class Prompt:
     run: Run
 
 
-class Outlet:
-    """What all pushes of a rank share: its slab, its transport, and staging cells between them.
-
-    Each write blocks a thread and uses a cell. There are as many of both as `cells`, so that a
-    peer that answers slowly, or no more, does not hold up the pushes to others.
-    """
-
-    def __init__(
-        self,
-        *,
-        slab: StateMemory,
-        fields: Sequence[StateField],
-        transport: Transport,
-        cell_bytes: int,
-        cells: int,
-    ) -> None:
-        self.slab = slab
-        self.fields = tuple(fields)
-        self.transport = transport
-        self.cell_bytes = cell_bytes
-        self._threads = ThreadPoolExecutor(cells, thread_name_prefix="sender")
-        self._cells: asyncio.Queue[Tensor] = asyncio.Queue()
-        staging = torch.zeros(cells * cell_bytes, dtype=torch.uint8)
-        transport.register(staging, source_only=True)
-        for number in range(cells):
-            self._cells.put_nowait(staging[number * cell_bytes :][:cell_bytes])
-
-    async def write(
-        self, spans: Sequence[Span], lease: Lease, digest: RunningDigest, peer: str, offset: int
-    ) -> int:
-        """Gather the rows and put them into the peer's ring; how many bytes.
-
-        Also when it is cancelled, the write is over when this is left.
-        """
-        cell = await self._cells.get()
-
-        def gather_and_write() -> int:
-            size = pack_push(self.slab, lease, spans, cell)
-            digest.add_packed(spans, cell)  # while these bytes are in cache
-            self.transport.write(peer, cell[:size], offset)
-            return size
-
-        try:
-            return await in_thread(self._threads, gather_and_write)
-        finally:
-            self._cells.put_nowait(cell)
-
-    def close(self) -> None:
-        self._threads.shutdown()
-
-
 class Push:
     """Run hear() and send() together; when both are done, decode has taken the state over."""
 
     def __init__(
-        self, outlet: Outlet, prompt: Prompt, place: PushTo, peer: str, stream: Stream
+        self, outlet: Outlet, prompt: Prompt, place: PushTo, pair: Pair, stream: Stream
     ) -> None:
         self._outlet = outlet
         self._prompt = prompt
         self._place = place
-        self._peer = peer
+        self._pair = pair
         self._stream = stream
         self._digest = RunningDigest(outlet.slab, prompt.lease)
-        self._opened = False
+        self._opened: asyncio.Future[PushOpened] = asyncio.get_running_loop().create_future()
         self._credits = asyncio.Semaphore(0)  # decode gives its cells: first all, then one by one
         self._bytes = 0
-        self._pushes = 0
-        self._push_s = 0.0
+        self._times: list[tuple[float, float]] = []  # of each push: from, to
         self._accepted_at = 0.0
 
     async def hear(self) -> None:
@@ -125,8 +68,8 @@ class Push:
         who = f"{self._prompt.request_id}: {self._place.decode.name}"
         async for message in self._stream:
             match message:
-                case PushOpened():
-                    self._opened = True
+                case PushOpened() if not self._opened.done():
+                    self._opened.set_result(message)
                     for _ in range(self._place.segment.cells):
                         self._credits.release()
                 case Unpacked():
@@ -134,7 +77,7 @@ class Push:
                 case Accepted():
                     self._accepted_at = time.monotonic()
                     return
-                case RejectedNow() if self._opened:
+                case RejectedNow() if self._opened.done():
                     raise Rejected(f"{who} rejected the state: {message.why}")
                 case RejectedNow() | Cancel():  # the state has no fault: it may go elsewhere
                     raise WorkerLost(f"{who} has no reservation for it any more")
@@ -146,39 +89,96 @@ class Push:
 
     async def send(self) -> None:
         """Pushes rows as they become final, then commits to them."""
+        await (self._send_by_layer() if self._pair.direct else self._send_by_chunk())
+        prompt = self._prompt
+        pieces = tuple(self._digest.pieces(self._outlet.fields, prompt.length))
+        first_token = prompt.run.new_ids[0]
+        await self._stream.send(
+            Commit(length=prompt.length, first_token=first_token, pieces=pieces)
+        )
+
+    # ---------------------------------------------------------------- packed, into its ring
+
+    async def _send_by_chunk(self) -> None:
         prompt, outlet = self._prompt, self._outlet
+        await self._opened
+        if self._pair.report is None:  # no cell of theirs was this rank's before
+            self._pair.report = await outlet.measure(self._pair.peer, self._place.segment.offset)
         cell_bytes = min(self._place.segment.cell_bytes, outlet.cell_bytes)
         pushed = 0
         while pushed < prompt.length:
             done = await prompt.run.computed_beyond(pushed)
             spans = spans_final_at(outlet.fields, pushed, done, done == prompt.length)
             for some in pack_into_pushes(spans, outlet.slab.layout, cell_bytes):
-                await self._push(some)
+                await self._write(some)
             pushed = done
-        pieces = tuple(self._digest.pieces(outlet.fields, prompt.length))
-        first_token = prompt.run.new_ids[0]
-        await self._stream.send(
-            Commit(length=prompt.length, first_token=first_token, pieces=pieces)
-        )
 
-    async def _push(self, spans: Sequence[Span]) -> None:
+    async def _write(self, spans: Sequence[Span]) -> None:
         await self._credits.acquire()
         segment = self._place.segment
-        offset = segment.offset + self._pushes % segment.cells * segment.cell_bytes
+        offset = segment.offset + len(self._times) % segment.cells * segment.cell_bytes
         started = time.monotonic()
         self._bytes += await self._outlet.write(
-            spans, self._prompt.lease, self._digest, self._peer, offset
+            spans, self._prompt.lease, self._digest, self._pair.peer, offset
         )
-        self._push_s += time.monotonic() - started
-        await self._stream.send(Pushed(seq=self._pushes, spans=tuple(spans)))
-        self._pushes += 1
+        await self._announce(spans, started)
+
+    # ---------------------------------------------------------------- direct, into its blocks
+
+    async def _send_by_layer(self) -> None:
+        """Rows of a layer while later layers run; what changes with every position at the end."""
+        prompt, fields, run = self._prompt, self._outlet.fields, self._prompt.run
+        assert self._pair.there is not None
+        there = self._pair.there.standing(await self._opened, prompt.length)
+        reached = dict.fromkeys(token_layers(fields), 0)
+
+        def news() -> bool:
+            return any(run.rows_of(layer)[0] > done for layer, done in reached.items())
+
+        while run.done < prompt.length:
+            await run.until(lambda: news() or run.end is not None)
+            run.raise_if_broken()
+            settled: list[Span] = []
+            for layer, done in reached.items():
+                reached[layer], event = run.rows_of(layer)
+                spans = spans_of_layer(fields, layer, done, reached[layer])
+                if event is None:
+                    settled += spans
+                else:
+                    await self._push(spans, there, event)
+            await self._push(settled, there)
+        rest = [
+            span
+            for layer, done in reached.items()
+            for span in spans_of_layer(fields, layer, done, prompt.length)
+        ]
+        rest += spans_final_at(fields, prompt.length, prompt.length, last=True)
+        await self._push(rest, there)
+
+    async def _push(self, spans: Sequence[Span], there: Standing, after: Any = None) -> None:
+        outlet = self._outlet
+        for some in pack_into_pushes(spans, outlet.slab.layout, outlet.direct_bytes):
+            started = time.monotonic()
+            self._bytes += await outlet.push(
+                some, self._prompt.lease, self._digest, self._pair.peer, there, after
+            )
+            await self._announce(some, started)
+
+    # ---------------------------------------------------------------- either
+
+    async def _announce(self, spans: Sequence[Span], started: float) -> None:
+        seq = len(self._times)
+        self._times.append((started, time.monotonic()))
+        await self._stream.send(Pushed(seq=seq, spans=tuple(spans)))
 
     def report(self) -> HandedOver:
+        computed_at = self._prompt.run.ended_at
         return HandedOver(
             reservation=self._place.reservation,
             bytes_moved=self._bytes,
-            pushes=self._pushes,
-            push_s=self._push_s,
-            tail_s=self._accepted_at - self._prompt.run.ended_at,
-            path=self._outlet.transport.path,
+            pushes=len(self._times),
+            push_s=sum(end - start for start, end in self._times),
+            hidden_s=sum(max(0.0, min(end, computed_at) - start) for start, end in self._times),
+            tail_s=self._accepted_at - computed_at,
+            path=self._pair.path,
         )

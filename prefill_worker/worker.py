@@ -16,6 +16,7 @@ from typing import ClassVar
 
 from cluster.errors import ClusterError, Draining, ProtocolError, TransferError, WorkerLost
 from cluster.messages import (
+    AskPairs,
     Hello,
     Prefill,
     PushFailed,
@@ -31,7 +32,8 @@ from engine.rank import Rank
 from engine.request import Finished, check
 from engine.schedule import Schedule
 from engine.tasks import beside, while_wanted
-from prefill_worker.push import Outlet, Prompt
+from prefill_worker.outlet import Outlet
+from prefill_worker.push import Prompt
 from prefill_worker.scheduler import schedule
 from prefill_worker.sender import Sender
 
@@ -56,6 +58,7 @@ class PrefillRank(Rank):
             cell_bytes=self.config.transfer.cell_bytes,
             cells=self.config.transfer.cells,
         )
+        self._by_layer = self.transport.direct is not None  # a packed push gains nothing
         async with Sender(
             outlet=outlet, peers=self.peers, wire_form=self.wire_form
         ) as self._sender:
@@ -65,7 +68,12 @@ class PrefillRank(Rank):
         return super().status() | {
             "paired_with": self._sender.paired_with,
             "homeless_blocks": self._homeless_blocks,
-            "moved": asdict(self._sender.moved),
+            "moved": {path: asdict(moved) for path, moved in self._sender.moved.items()},
+            "met": [
+                {"path": path, "outcome": outcome, "number": number}
+                for (path, outcome), number in self._sender.met.items()
+            ],
+            "pairs": [pair.model_dump() for pair in self._sender.pairs().pairs],
         }
 
     def may_admit(self) -> bool:
@@ -73,6 +81,9 @@ class PrefillRank(Rank):
         return self._homeless_blocks * 2 <= self.section.num_blocks
 
     async def answer(self, stream: Stream, first: WireMessage, peer: Hello) -> None:
+        if isinstance(first, AskPairs):
+            await stream.send(self._sender.pairs())
+            return
         if not isinstance(first, Prefill):
             raise ProtocolError(f"{self.name} is a prefill rank; it cannot answer {first.kind}")
         request = first.request
@@ -94,7 +105,7 @@ class PrefillRank(Rank):
         length = len(request.token_ids)
         async with (
             self.admission.lease(length) as lease,
-            self.engine.run(request, lease, once=True) as run,
+            self.engine.run(request, lease, once=True, by_layer=self._by_layer) as run,
         ):
             await run.until(lambda: run.started)
             await stream.send(Started(queued_s=time.monotonic() - queued_at))

@@ -1,8 +1,8 @@
 """What prefill and decode on two ranks cost one request, against one rank that does it all.
 
-    python -m tests.bench_handoff [prompt tokens] [output tokens] [rounds]
+    python -m tests.bench_handoff [prompt tokens] [output tokens] [rounds] [packed | direct]
 
-One rank a process, NIXL between them, the tiny model; the rounds of both ways take turns, and the
+One rank a process, the tiny model; the rounds of both ways take turns, and the
 quickest of each counts, because other work on the machine only ever adds.
 """
 
@@ -20,23 +20,21 @@ from cluster.wire import Identity, Peers, new_incarnation
 from tests.rank_process import RankProcess
 from tests.tiny import SECRET, make_prompt, make_request, tiny_config, until
 
-CONFIG = tiny_config(
-    transfer={"transport": "nixl", "cell_bytes": 512 << 10, "ring_bytes": 16 << 20}
-)
 
-
-async def main(prompt: int, output: int, rounds: int) -> None:
-    router = Router(CONFIG, SECRET)
+async def main(prompt: int, output: int, rounds: int, path: str) -> None:
+    sizes = {"cell_bytes": 512 << 10, "ring_bytes": 16 << 20}
+    config = tiny_config(transfer={"path": path, "transport": "nixl", **sizes})
+    router = Router(config, SECRET)
     address = await router.start()
 
     async def find_router() -> Address | None:
         return address
 
-    caller = Caller(CONFIG, SECRET, find_router)
-    peers = Peers(Identity("caller", new_incarnation(), SECRET), CONFIG.wire)
+    caller = Caller(config, SECRET, find_router)
+    peers = Peers(Identity("caller", new_incarnation(), SECRET), config.wire)
     roles: tuple[Role, ...] = ("prefill", "decode")
     with ExitStack() as life:
-        ranks = [life.enter_context(RankProcess(role, 0, CONFIG, address)) for role in roles]
+        ranks = [life.enter_context(RankProcess(role, 0, config, address)) for role in roles]
         decode = [await asyncio.to_thread(rank.ready) for rank in ranks][1]
         await until(lambda: len(router.members()) == 2)
         request = make_request(make_prompt(prompt), max_tokens=output)
@@ -66,7 +64,7 @@ async def main(prompt: int, output: int, rounds: int) -> None:
         ttft, total = min(times[0] for times in one), min(times[1] for times in one)
         ttft_2, total_2 = min(times[0] for times in two), min(times[1] for times in two)
         tail = min(times[2] for times in two)
-        print(f"{prompt} prompt and {output} output tokens, best of {rounds}")
+        print(f"{prompt} prompt and {output} output tokens, {path}, best of {rounds}")
         print(f"  colocated       first token {ttft * 1e3:7.1f} ms  all {total * 1e3:7.1f} ms")
         print(f"  disaggregated   first token {ttft_2 * 1e3:7.1f} ms  all {total_2 * 1e3:7.1f} ms")
         print(f"  ratio {total_2 / total:.3f}; last chunk to accepted {tail * 1e3:.1f} ms")
@@ -76,5 +74,7 @@ async def main(prompt: int, output: int, rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    sizes = [int(argument) for argument in sys.argv[1:]]
-    asyncio.run(main(*(sizes + [128, 32, 5][len(sizes) :])))
+    prompt, output, rounds = (
+        int(given) for given in (*sys.argv[1:4], *("128", "32", "5")[len(sys.argv) - 1 :])
+    )
+    asyncio.run(main(prompt, output, rounds, sys.argv[4] if len(sys.argv) > 4 else "packed"))

@@ -1,4 +1,4 @@
-"""Expert placement against the published algorithm: `python -m tests.bench_placement [--plot PNG]`.
+"""Expert placement against the published algorithm: `python -m tests.bench_placement [--plot SVG]`.
 
 40 layers of 384 experts on 64 ranks with 8 slots each, made-up drifting traffic
 (tests/expert_traces.py). Each placement is decided on the windows so far and scored on the next
@@ -21,6 +21,7 @@ from cluster.expert_placement import Placement, first_placement, place
 from cluster.replica_dispatch import assign_by_key, quotas, token_keys
 from tests.cluster.published_eplb import Packing, pack_floats, pack_tensors, rebalance
 from tests.expert_traces import Trace, Traffic
+from tests.line_plot import Line, Plot
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -180,49 +181,32 @@ def dispatch(seed: int = 0) -> None:
 
 def plot(runs: dict[str, list[Run]], path: Path) -> None:
     """Imbalance over windows, mean of the traces."""
-    import matplotlib  # only needed here
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(8, 4.5), dpi=110)
     drawn = {
-        "experts in order": ("no balancing", "0.6", "^"),
-        "published, last window": ("published EPLB, every slot free to move", "tab:orange", "s"),
-        "ours": (f"Tandem, at most {MOVED_SHARE:.0%} of the slots moved", "tab:blue", "o"),
+        "experts in order": ("no balancing", "#999999"),
+        "published, last window": ("published EPLB, every slot free to move", "#e07b00"),
+        "ours": (f"Tandem, at most {MOVED_SHARE:.0%} of the slots moved", "#1f6fb4"),
     }
-    for name, (label, color, marker) in drawn.items():
-        of_window = np.mean([one.imbalance for one in runs[name]], axis=0)
-        axes.plot(
-            range(1, TRAFFIC.windows), of_window, label=label, color=color, marker=marker, ms=4
-        )
-    if TRAFFIC.upset is not None:
-        axes.axvline(TRAFFIC.upset, color="0.8", lw=1, ls="--", zorder=0)
-        axes.annotate(
-            "the rarest kind of traffic\nbecomes the commonest",
-            (TRAFFIC.upset, axes.get_ylim()[1]),
-            xytext=(-10, -4),
-            textcoords="offset points",
-            ha="right",
-            va="top",
-            fontsize=8,
-        )
-    axes.set_xlabel("window (each placed with the windows before it)")
-    axes.set_ylabel("busiest rank / mean rank, mean of 40 layers")
-    axes.set_title(f"384 experts in 512 slots on 64 ranks, {len(runs['ours'])} drifting traces")
-    axes.set_ylim(bottom=1)
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend(loc="upper left", fontsize=9)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    Plot(
+        title=f"384 experts in 512 slots on 64 ranks, {len(runs['ours'])} drifting traces",
+        x_label="window (each placed with the windows before it)",
+        y_label="busiest rank / mean rank, mean of 40 layers",
+        lines=[
+            Line(label, np.mean([one.imbalance for one in runs[name]], axis=0).tolist(), color)
+            for name, (label, color) in drawn.items()
+        ],
+        first=1,
+        lowest=1.0,
+        marked=None
+        if TRAFFIC.upset is None
+        else (TRAFFIC.upset, "the rarest kind of traffic becomes the commonest"),
+    ).write(path)
     print(f"\n{path}: {path.stat().st_size / 1024:.0f} KiB", file=sys.stderr)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--traces", type=int, default=5, help="seeds 0 and up (5)")
-    parser.add_argument("--plot", type=Path, help="write a PNG; needs matplotlib")
+    parser.add_argument("--plot", type=Path, help="write an SVG")
     options = parser.parse_args()
     runs = compare(range(options.traces))
     times(runs)

@@ -1,7 +1,8 @@
 """Ranks in processes of their own, to be killed. No Ray.
 
 Processes are forked from a zygote that has imported torch once; a rank's NIXL agent is made after
-the fork. The zygote is the standard library's fork server.
+the fork. The zygote is the standard library's fork server. One that needs an environment of its
+own, to see one GPU of several, starts from nothing.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ import asyncio
 import multiprocessing
 import os
 import signal
+from collections.abc import Mapping
 from multiprocessing.connection import Connection
+from socket import socket
 
 from cluster.config import ClusterConfig
 from cluster.messages import Address, Endpoint, Role
+from cluster.seat import Seat, listen
 from decode_worker.worker import DecodeRank
 from prefill_worker.worker import PrefillRank
 from tests.tiny import SECRET, Rank
 
+_STARTING = multiprocessing.get_context("spawn")
 _FORKING = multiprocessing.get_context("forkserver")
 _FORKING.set_forkserver_preload([__name__])
 
@@ -31,12 +36,27 @@ class RankProcess:
         number: int,
         config: ClusterConfig,
         router: Address,
+        seat: Seat | None = None,
+        listener: socket | None = None,
+        environ: Mapping[str, str] | None = None,
     ) -> None:
-        self._pipe, theirs = _FORKING.Pipe()
-        self._process = _FORKING.Process(
-            target=_live, args=(role, f"{role}-{number}/0", config, router, theirs), daemon=True
+        """`seat`: in a group that shares its experts; `listener` is for its first rank. `environ`
+        is added to this process's own."""
+        context = _STARTING if environ else _FORKING
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_live,
+            args=(role, f"{role}-{number}/{seat.index if seat else 0}", config, router, theirs),
+            kwargs={"seat": seat, "listener": listener},
+            daemon=True,
         )
-        self._process.start()
+        before = dict(os.environ)
+        os.environ.update(environ or {})
+        try:
+            self._process.start()
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
         theirs.close()
         self.started = False
 
@@ -74,18 +94,53 @@ class RankProcess:
         self._process.join()
 
 
-def _live(role: str, name: str, config: ClusterConfig, router: Address, pipe: Connection) -> None:
-    asyncio.run(_serve(role, name, config, router, pipe))
+def group_of_processes(
+    role: Role, number: int, size: int, config: ClusterConfig, router: Address
+) -> list[RankProcess]:
+    """They meet each other; what Ray's group would do at a death is the test's affair."""
+    with listen(config.wire.host) as listener:
+        address = Address(host=config.wire.host, port=listener.getsockname()[1])
+        return [
+            RankProcess(
+                role,
+                number,
+                config,
+                router,
+                Seat(index, size, address),
+                None if index else listener,
+            )
+            for index in range(size)
+        ]
+
+
+def _live(
+    role: str,
+    name: str,
+    config: ClusterConfig,
+    router: Address,
+    pipe: Connection,
+    *,
+    seat: Seat | None,
+    listener: socket | None,
+) -> None:
+    if seat is not None and listener is not None:
+        seat = seat.with_listener(listener)
+    asyncio.run(_serve(role, name, config, router, pipe, seat))
 
 
 async def _serve(
-    role: str, name: str, config: ClusterConfig, router: Address, pipe: Connection
+    role: str,
+    name: str,
+    config: ClusterConfig,
+    router: Address,
+    pipe: Connection,
+    seat: Seat | None,
 ) -> None:
     async def find_router() -> Address | None:
         return router
 
     kind: type[Rank] = PrefillRank if role == "prefill" else DecodeRank
-    rank = kind(config=config, name=name, secret=SECRET, find_router=find_router)
+    rank = kind(config=config, name=name, secret=SECRET, find_router=find_router, seat=seat)
     pipe.send(await rank.start())
     while await asyncio.to_thread(pipe.poll, None):
         pipe.recv()

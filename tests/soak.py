@@ -26,6 +26,7 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from cluster.config import ClusterConfig
 from cluster.errors import ClusterError
 from cluster.generation import Caller, Timeline
 from cluster.messages import Address, Request, Role
@@ -35,7 +36,7 @@ from tests.rank_process import RankProcess
 from tests.tiny import SECRET, make_prompt, make_request, tiny_config, until
 
 CONFIG = tiny_config(
-    transfer={"transport": "nixl"},
+    transfer={"path": "packed", "transport": "nixl"},
     decode={
         "engine": {
             "num_blocks": 22,
@@ -51,6 +52,7 @@ CONFIG = tiny_config(
         "max_attempts": 10,
         "reserve_timeout_s": 20.0,
         "recovery_wait_s": 30.0,
+        "new_request_wait_s": 30.0,
         "step_timeout_s": 20.0,
     },
 )
@@ -107,12 +109,15 @@ class Tally:
 
 
 class Soak:
-    def __init__(self, seed: int, answers: dict[Request, tuple[int, ...]]) -> None:
+    def __init__(
+        self, seed: int, answers: dict[Request, tuple[int, ...]], config: ClusterConfig
+    ) -> None:
+        self._config = config
         self.tally = Tally()
         self._random = random.Random(seed)
         self._answers = answers
         self._requests = list(answers)
-        self._router = Router(CONFIG, SECRET)
+        self._router = Router(config, SECRET)
         self._address: Address | None = None
         self._ranks: dict[str, RankProcess] = {}
         self._serial = 0
@@ -288,7 +293,7 @@ class Soak:
 
     def _start(self, role: Role, number: int) -> None:
         assert self._address is not None
-        self._ranks[f"{role}-{number}"] = RankProcess(role, number, CONFIG, self._address)
+        self._ranks[f"{role}-{number}"] = RankProcess(role, number, self._config, self._address)
 
     async def _all_up(self) -> None:
         for rank in self._ranks.values():
@@ -305,7 +310,7 @@ class Soak:
         async def find_router() -> Address | None:
             return self._address
 
-        return Caller(CONFIG, SECRET, find_router)
+        return Caller(self._config, SECRET, find_router)
 
     async def _check_ledgers(self) -> None:
         """Nobody asks for anything any more, so nothing may be held anywhere."""
@@ -340,11 +345,14 @@ def prepared(seed: int, number: int) -> dict[Request, tuple[int, ...]]:
     return {request: straight(request) for request in requests}
 
 
-async def soak(seconds: float, seed: int, requests: int) -> Tally:
+async def soak(seconds: float, seed: int, requests: int, path: str = "packed") -> Tally:
     started = time.monotonic()
     answers = prepared(seed, requests)
     print(f"{requests} answers computed in {time.monotonic() - started:.1f} s", file=sys.stderr)
-    return await Soak(seed, answers).run(seconds)
+    config = CONFIG.model_copy(
+        update={"transfer": CONFIG.transfer.model_copy(update={"path": path})}
+    )
+    return await Soak(seed, answers, config).run(seconds)
 
 
 def main() -> int:
@@ -352,10 +360,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--requests", type=int, default=24, help="different ones")
+    parser.add_argument("--path", choices=("packed", "direct", "auto"), default="packed")
     parser.add_argument("--verbose", action="store_true")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.WARNING if arguments.verbose else logging.ERROR)
-    tally = asyncio.run(soak(arguments.seconds, arguments.seed, arguments.requests))
+    tally = asyncio.run(soak(arguments.seconds, arguments.seed, arguments.requests, arguments.path))
     print(tally.table(arguments.seconds))
     for problem in tally.wrong + tally.leaked + tally.hung:
         print(problem)

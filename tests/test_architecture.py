@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 FOLDERS = (
     "cluster",
+    "offline",
     "prefill_worker",
     "decode_worker",
     "engine",

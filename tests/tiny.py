@@ -25,14 +25,16 @@ from cluster.router import Router
 from decode_worker.worker import DecodeRank
 from engine.executor import Model
 from kv_transfer.blocks import PoolLedger
-from kv_transfer.open_transport import open_transport
-from kv_transfer.transport import Transport
+from kv_transfer.chosen_transport import ChosenTransport
+from kv_transfer.open_transport import open_paths
 from model.batch import ForwardBatch
 from model.cache import Cache
 from model.load import load_model
+from model.options import ModelOptions
 from model.spec import ModelSpec
 from model.state import PerToken, state_fields
 from model.transformer import Transformer
+from model.vision import VisionEncoder
 from prefill_worker.worker import PrefillRank
 
 ROOT = Path(__file__).parents[1]
@@ -40,13 +42,13 @@ MODEL = ROOT / "deploy" / "models" / "tiny"
 SECRET = b"only for tests, 32 bytes long..."
 
 Rank = PrefillRank | DecodeRank
-OpenTransport = Callable[..., Transport]
+OpenTransport = Callable[..., ChosenTransport]
 
 
 def tiny_config(**sections: Any) -> ClusterConfig:
     """Small blocks, chunks and cells, so that short prompts cross every border; short waits."""
     engine = {"num_blocks": 64, "num_slots": 8, "chunk_tokens": 32, "max_length": 512}
-    transfer = {"cell_bytes": 16384, "cells": 2, "ring_bytes": 1 << 19}
+    transfer = {"path": "packed", "cell_bytes": 16384, "cells": 2, "ring_bytes": 1 << 19}
     tree: dict[str, Any] = {
         "model": {"path": str(MODEL)},
         "prefill": {"engine": engine},
@@ -54,7 +56,12 @@ def tiny_config(**sections: Any) -> ClusterConfig:
         "transfer": {"transport": "local", **transfer},
         "wire": {"heartbeat_s": 0.2, "t_detect_s": 2.0},
         "router": {"report_s": 0.1, "retry_after_s": 0.05},
-        "generation": {"reserve_timeout_s": 10.0, "recovery_wait_s": 10.0, "step_timeout_s": 30.0},
+        "generation": {
+            "reserve_timeout_s": 10.0,
+            "recovery_wait_s": 10.0,
+            "new_request_wait_s": 10.0,  # ranks of a test start beside their first request
+            "step_timeout_s": 30.0,
+        },
     }
     for name, section in sections.items():
         tree[name] = {**tree.get(name, {}), **section}
@@ -62,10 +69,11 @@ def tiny_config(**sections: Any) -> ClusterConfig:
 
 
 @cache
-def load_tiny() -> Transformer:
+def load_tiny(truncation: Literal["off", "compact"] = "off") -> Transformer:
     """The tiny model, once a process; ranks of one process share it."""
     torch.set_num_threads(1)
-    return load_model(MODEL, weights="random", seed=0)
+    options = ModelOptions(truncation=truncation)
+    return load_model(MODEL, weights="random", seed=0, options=options, vision=True)
 
 
 @cache
@@ -92,6 +100,7 @@ class StateModel:
 
     def __init__(self) -> None:
         self.spec = small_spec()
+        self.vision: VisionEncoder | None = None
         self._fields = state_fields(self.spec)
 
     def forward(self, batch: ForwardBatch, cache: Cache) -> Tensor:
@@ -105,6 +114,8 @@ class StateModel:
             if first - 1 in batch.logit_rows:
                 seed = torch.Generator().manual_seed(self._read(cache, request, start + count))
                 logits.append(torch.randn(self.spec.vocab_size, generator=seed))
+        for layer in self.spec.kv_source_layer_ids:
+            cache.rows_are_final(layer)
         together = torch.stack(logits) if logits else torch.zeros(0, self.spec.vocab_size)
         together[:, self.POISON :] = -math.inf  # it never poisons itself
         return together
@@ -175,7 +186,7 @@ class TinyCluster:
         transport: Literal["local", "nixl"] = "local",
         model: Model | None = None,
         config: ClusterConfig | None = None,
-        open_transport: OpenTransport = open_transport,
+        open_transport: OpenTransport = open_paths,
     ) -> None:
         self.config = config or tiny_config(transfer={"transport": transport})
         self.model = model or StateModel()

@@ -44,7 +44,9 @@ def create_app(engine: Engine, tokenizer: Tokenizer, config: ClusterConfig) -> F
     async def ready() -> Response:
         """200 if a live prefill and a live decode rank were heard of within t_detect_s."""
         seen: Counter[str] = Counter(
-            member.endpoint.role for member in engine.members() if not member.draining
+            member.endpoint.role
+            for member in engine.members()
+            if not (member.draining or member.follows)
         )
         needed = ("decode",) if config.router.colocated else ("prefill", "decode")
         lacking = [role for role in needed if not seen[role]]

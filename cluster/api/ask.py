@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from cluster.api.answer_text import AnswerText
 from cluster.api.completion_body import CompletionBody, parse_completion
 from cluster.api.completion_requests import build_requests
+from cluster.api.image_field import ImageField
 from cluster.api.openai import Completion, UnknownModel, Usage
 from cluster.api.output_format import BadField
 from cluster.api.prompt_text import Echo, PlainEcho, ScoredEcho
@@ -49,6 +50,11 @@ class Ask:
         )
 
     @property
+    def image_bytes(self) -> int:
+        """Pixels that are held until the last answer is made; answers to a prompt share them."""
+        return sum(choice.request.image_bytes for choice in self.choices[:: self.body.n])
+
+    @property
     def tells_tokens(self) -> bool:
         return self.body.logprobs is not None or self.body.return_token_ids
 
@@ -61,6 +67,7 @@ def understand(
     model: str,
     max_length: int,
     max_answers: int,
+    image_field: ImageField,
 ) -> Ask:
     """BadRequest, or a kind of it, for a body that is refused; `raw` is all of it.
 
@@ -76,7 +83,7 @@ def understand(
             f"{len(body.prompt) * body.n} answers are asked for; this server makes "
             f"{max_answers} at a time",
         )
-    requests = build_requests(body, completion_id, tokenizer, max_length)
+    requests = build_requests(body, completion_id, tokenizer, max_length, image_field)
     stops = StopStrings(body.stop)
     created = int(time.time())
     ask = Ask(

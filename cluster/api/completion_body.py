@@ -28,6 +28,7 @@ MAX_PROMPTS = 1024  # counted before any is looked at: a body must not occupy th
 MAX_STOP_IDS = 1024
 MAX_ALLOWED_IDS = 1 << 18  # more than any vocabulary
 MAX_BIASES = 4096
+MAX_IMAGES = 1024  # the configuration has the real one
 Prompts = tuple[str | list[int], ...]
 
 
@@ -146,6 +147,9 @@ class CompletionBody(OutputFormat):
     )
     return_token_ids: bool = False
     # our own
+    images: list[str] = Field(
+        default=[], max_length=MAX_IMAGES, description="data:image/png;base64,... of each"
+    )
     timeline: bool = False
     colocated: bool = False
 
@@ -170,6 +174,8 @@ class CompletionBody(OutputFormat):
     def check_together(self) -> None:
         """BadField for values that are right alone and cannot be together."""
         choices = len(self.prompt) * self.n
+        if self.images and not (len(self.prompt) == 1 and isinstance(self.prompt[0], list)):
+            raise BadField("images", "are for one prompt of token ids, with an image token each")
         if self.best_of not in (None, self.n):
             raise BadField("best_of", f"must be n ({self.n}): answers are not ranked here")
         if self.stream_options is not None and not self.stream:

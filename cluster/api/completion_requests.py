@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cluster.api.completion_body import CompletionBody, bad_field
+from cluster.api.image_field import ImageField
 from cluster.api.output_format import BadField
 from cluster.api.text import Tokenizer
 from cluster.errors import PromptTooLong
@@ -23,7 +24,11 @@ MOST_CHARACTERS = 128  # of one token: a prompt with more of them a position is 
 
 
 def build_requests(
-    body: CompletionBody, completion_id: str, tokenizer: Tokenizer, max_length: int
+    body: CompletionBody,
+    completion_id: str,
+    tokenizer: Tokenizer,
+    max_length: int,
+    image_field: ImageField,
 ) -> list[Request]:
     """Answers of prompt 0 first; request ids are the completion's, numbered if there are several.
 
@@ -33,14 +38,18 @@ def build_requests(
     sampling = _sampling(body, tokenizer)
     requests: list[Request] = []
     for prompt in body.prompt:
-        token_ids = pack_ids(_token_ids(prompt, tokenizer, max_length))
+        token_ids, images = image_field.placed(
+            _token_ids(prompt, tokenizer, max_length), body.images
+        )
+        packed = pack_ids(token_ids)
         seed = secrets.randbits(63) if body.seed is None else body.seed
         for index in range(body.n):
             several = len(body.prompt) * body.n > 1
             request = Request(
                 request_id=f"{completion_id}-{len(requests)}" if several else completion_id,
-                prompt=token_ids,
+                prompt=packed,
                 sampling=sampling.model_copy(update={"seed": choice_seed(seed, index)}),
+                images=images,
             )
             if index == 0:
                 check_request(request, max_length, tokenizer.vocab_size)

@@ -19,6 +19,7 @@ from starlette.responses import Response
 from cluster.api.answer_text import Piece
 from cluster.api.ask import Ask, Choice, understand
 from cluster.api.gathering import Gathering
+from cluster.api.image_field import ImageField
 from cluster.api.logprobs import logprobs_text
 from cluster.api.merging import merge
 from cluster.api.openai import choice_text, error_body
@@ -31,6 +32,8 @@ from cluster.config import ClusterConfig, HttpSection
 from cluster.errors import BadRequest, NoRoom
 from cluster.generation import Answer, Timeline
 from cluster.grammars import Grammars
+from cluster.held_bytes import HeldBytes
+from cluster.image_rules import load_image_rules
 from cluster.messages import Member, Request
 from cluster.metrics import Metrics
 
@@ -59,6 +62,9 @@ class Completions:
         self.running = 0
         self.metrics = Metrics(lambda: self.running)
         self._beside = ThreadPoolExecutor(BESIDE, thread_name_prefix="request-body")
+        self._decoding = ThreadPoolExecutor(BESIDE, thread_name_prefix="images")
+        self._image_field = ImageField(load_image_rules(config.model.path), config.images)
+        self._pictures = HeldBytes(config.images.held_bytes)
         self._grammars = Grammars(config.model.path)
         self._engine = engine
         self._tokenizer = tokenizer
@@ -75,8 +81,10 @@ class Completions:
         completion_id = f"cmpl-{secrets.token_hex(12)}"
         if http.state.request_id is not None:
             logger.info("%s is the client's request %s", completion_id, http.state.request_id)
-        if len(raw) > LONG_BODY:
-            loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if _may_have_images(raw):  # threads of their own: decoding must not hold up other bodies
+            ask = await loop.run_in_executor(self._decoding, self._understand, raw, completion_id)
+        elif len(raw) > LONG_BODY:
             ask = await loop.run_in_executor(self._beside, self._understand, raw, completion_id)
         else:
             ask = self._understand(raw, completion_id)
@@ -95,6 +103,7 @@ class Completions:
             model=self._model,
             max_length=self.max_length,
             max_answers=self._http.max_concurrent,
+            image_field=self._image_field,
         )
 
     async def _check_grammar(self, ask: Ask) -> None:
@@ -157,7 +166,7 @@ class Completions:
 
     async def _pieces(self, ask: Ask) -> AsyncGenerator[tuple[int, Piece], None]:
         """(index of the choice, what is new of it), of all choices side by side."""
-        with self._places(len(ask.choices)):
+        with self._places(len(ask.choices)), self._pictures.hold(ask.image_bytes):
             sources = [self._answer(ask, choice) for choice in ask.choices]
             async with aclosing(merge(sources)) as pieces:
                 async for item in pieces:
@@ -202,3 +211,8 @@ class Completions:
             yield
         finally:
             self.running -= count
+
+
+def _may_have_images(raw: bytes) -> bool:
+    """Whatever has the field says true; its name can be spelled with escapes."""
+    return b'"images"' in raw or b"\\u00" in raw

@@ -34,5 +34,5 @@ def checks(config: ClusterConfig, limit_s: float = LIMIT_S) -> list[Check]:
         Check("Ray folders", leftovers.check_head_folders),
         Check("Ray keys", partial(leftovers.check_keys, patience_s, ray_runs=ray_runs)),
         Check("GPUs", partial(devices.check_gpus, config, patience_s)),
-        Check("NIXL path", partial(devices.check_nixl_path, config, patience_s)),
+        Check("transfer path", partial(devices.check_transfer_path, config, patience_s)),
     ]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.config import ClusterConfig
-from cluster.doctor.finding import Finding
+from cluster.doctor.finding import Finding, Level
 from cluster.doctor.probe import probe
 from cluster.errors import StartupError
 
@@ -51,7 +51,7 @@ def judge_gpus(seen: Mapping[str, Any], *, wanted: bool, files: bool) -> Finding
     return Finding("GPUs", "ok", "none, and the configuration asks for none")
 
 
-def check_nixl_path(config: ClusterConfig, limit_s: float) -> Finding:
+def check_transfer_path(config: ClusterConfig, limit_s: float) -> Finding:
     """Between two processes of this machine, under the variables that ranks would have."""
     host = config.wire.host
     loopback = host == "localhost" or host.startswith("127.")
@@ -63,17 +63,35 @@ def check_nixl_path(config: ClusterConfig, limit_s: float) -> Finding:
         )
     except StartupError as error:
         return Finding(
-            "NIXL path",
+            "transfer path",
             "fail",
             f"no bytes move between two processes: {error}",
             "UCX_LOG_LEVEL=info python -m kv_transfer.path_check shows what UCX tries; unset "
             "UCX_* variables first",
         )
-    return judge_nixl_path(found)
+    return judge_transfer_path(found, config.transfer.path)
 
 
-def judge_nixl_path(found: Mapping[str, Any]) -> Finding:
-    """`found` as kv_transfer/path_check.py prints it."""
+def judge_transfer_path(found: Mapping[str, Any], chosen: str) -> Finding:
+    """`found` as kv_transfer/path_check.py prints it, `chosen` as transfer.path."""
+    direct = found["direct"]
+    if chosen == "packed" or (chosen == "auto" and direct["kind"] == "host"):
+        why = "transfer.path is packed" if chosen == "packed" else "between CPUs"
+        way, fault = f"pairs take {found['path']}: {why}", False
+    elif "why" in direct:
+        way, fault = f"pairs take {found['path']}, not direct: {direct['why']}", True
+    else:
+        rate = f"{direct['gb_per_s']:.1f} GB/s"
+        way, fault = f"pairs of this machine go direct by {direct['path']}, {rate}", False
+    packed = _judge_packed(found)
+    if fault:
+        hint = "a container needs SYS_PTRACE, GPUs one IPC namespace; packed works without"
+        level: Level = "fail" if chosen == "direct" else "warn"
+        return Finding("transfer path", level, f"{way}; {packed.what}", hint)
+    return Finding("transfer path", packed.level, f"{way}; {packed.what}", packed.next)
+
+
+def _judge_packed(found: Mapping[str, Any]) -> Finding:
     ratio = found["gb_per_s"] / found["memcpy_gb_per_s"]
     what = (
         f"{found['path']}, DRAM: {found['bytes'] / 1e6:.0f} MB at {found['gb_per_s']:.1f} GB/s, "
@@ -81,10 +99,10 @@ def judge_nixl_path(found: Mapping[str, Any]) -> Finding:
     )
     if ratio < SLOW:
         return Finding(
-            "NIXL path",
+            "transfer path",
             "warn",
             what,
             "slow: a container without CAP_SYS_PTRACE has no CMA, and a set UCX_TLS may leave it "
             "out",
         )
-    return Finding("NIXL path", "ok", what)
+    return Finding("transfer path", "ok", what)

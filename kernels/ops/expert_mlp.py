@@ -38,6 +38,8 @@ def expert_mlp(
 
     The share multiplies before the down projection, which matters where that input is rounded.
     """
+    if not count:
+        return torch.zeros_like(x_TD)
     places = _Places.of(experts_TA, gate_up_EDG.shape[0], count)
     share_S1 = shares_TA.flatten().index_select(0, places.assignment_S).unsqueeze(1)
     x_SD = x_TD.index_select(0, places.row_S)

@@ -17,23 +17,29 @@ from kernels.op import AVX512, Op
 Floats = npt.NDArray[np.float32]
 
 
-def mixing_logits(streams_TnD: Tensor, project_Em: Tensor, base_m: Tensor, eps: Tensor) -> Tensor:
+def _mixing_logits(streams_TnD: Tensor, project_Em: Tensor, base_m: Tensor, eps: Tensor) -> Tensor:
     """[T, m] from the normed, flattened streams; `project` holds the scales already."""
-    flat_TE = streams_TnD.view(streams_TnD.shape[0], -1)
+    flat_TE = streams_TnD.flatten(1)
     norm_T1 = torch.linalg.vector_norm(flat_TE, dim=-1, keepdim=True)
     mean_T1 = torch.addcmul(eps, norm_T1, norm_T1, value=1 / flat_TE.shape[1])
     return torch.addcmul(base_m, flat_TE @ project_Em, mean_T1.rsqrt())
 
 
-def collapse(streams_TnD: Tensor, pre_Tn: Tensor) -> Tensor:
+def _collapse(streams_TnD: Tensor, pre_Tn: Tensor) -> Tensor:
     """The weighted sum of the streams [T, D]."""
     return torch.bmm(pre_Tn.unsqueeze(1), streams_TnD).squeeze(1)
 
 
-def spread(out_TD: Tensor, streams_TnD: Tensor, post_Tn: Tensor, mix_Tnn: Tensor) -> Tensor:
+def _spread(out_TD: Tensor, streams_TnD: Tensor, post_Tn: Tensor, mix_Tnn: Tensor) -> Tensor:
     """Add a sublayer's output to every stream and mix them: mix[t, source, destination]."""
     mixed_TnD = torch.bmm(mix_Tnn.transpose(1, 2), streams_TnD)
     return mixed_TnD.addcmul_(post_Tn.unsqueeze(2), out_TD.unsqueeze(1))
+
+
+_GPU = "kernels.hyper_connection_kernels"
+mixing_logits = Op("mixing_logits", _mixing_logits, cuda=f"{_GPU}:mixing_logits")
+collapse = Op("collapse", _collapse, cuda=f"{_GPU}:collapse")
+spread = Op("spread", _spread, cuda=f"{_GPU}:spread")
 
 
 class Mixes(NamedTuple):
@@ -122,4 +128,4 @@ def _summing_matrices(n: int) -> tuple[Floats, Floats]:
     return by_source, by_destination
 
 
-mixes = Op("mixes", _mixes, cpu=_mixes_numpy if AVX512 else None)
+mixes = Op("mixes", _mixes, cpu=_mixes_numpy if AVX512 else None, cuda=f"{_GPU}:mixes")

@@ -2,8 +2,9 @@
 
 One launch moves any number of ragged pieces between any two memories that the device can reach,
 its own or a peer's over NVLink, where a copy engine needs a descriptor for each. A few programs
-are enough, because what counts is bytes under way: a program has a tile of about 32 KiB in flight.
-Knows nothing of fields, peers or who owns the memory.
+are enough, because what counts is bytes under way: a program reads its next tile of 36 KiB while
+it writes and hashes this one out of its registers. Knows nothing of fields, peers or who owns the
+memory.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -20,10 +21,17 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.push_table import PushTable, RowFormat
-from kernels.row_hash import GOLDEN, MIXER, Hashes, row_hashes, unit_factors
-
-_WARPS = 8
+from kernels.push_table import (
+    HEADER,
+    LANES,
+    PARTS,
+    TURNS,
+    WIDE,
+    PushTable,
+    RowFormat,
+    factor_table,
+)
+from kernels.row_hash import GOLDEN, MIXER, hash_sum
 
 
 def reference(
@@ -41,168 +49,198 @@ def reference(
             if copy:
                 ctypes.memmove(target, source, nbytes)
             found = np.frombuffer((ctypes.c_uint8 * nbytes).from_address(source), dtype=np.uint8)
-            numbers = np.arange(first, first + rows, dtype=np.uint64)
-            totals[digest : digest + 1] += row_hashes(found.reshape(rows, -1), numbers).sum()
+            totals[digest : digest + 1] += np.uint64(hash_sum(found.reshape(rows, -1), first))
     done += programs
 
 
-# T = a tile's pieces, B, C = lanes along a piece, R = rows of all pieces, U = units of a row
-@triton.jit(do_not_specialize=["columns", "pieces"])  # they differ from push to push
+# P = lanes of a program, a warp for each part of a tile; W = units of a lane
+@triton.jit(do_not_specialize=["pieces"])  # it differs from push to push
 def _kv_push(
     table,
-    columns,  # where they begin in the table
     pieces,
     factors,
     digests,
     done,
     FORMATS: tl.constexpr,
+    KINDS: tl.constexpr,
     COPY: tl.constexpr,
     HASH: tl.constexpr,
 ):
-    """A program takes every num_programs-th tile; which format a tile has follows from borders."""
-    for number in tl.static_range(len(FORMATS)):
-        _tiles_of(table, columns, pieces, factors, digests, number, FORMATS, COPY, HASH)
+    """A program takes every num_programs-th tile of each kind of formats."""
+    for number in tl.static_range(len(KINDS)):
+        _tiles(table, pieces, factors, digests, number, FORMATS, KINDS, COPY, HASH)
     tl.debug_barrier()  # the program's stores come before its word that it is done
     tl.atomic_add(done, 1, sem="release", scope="sys")
 
 
 @triton.jit
-def _tiles_of(
+def _tiles(
     table,
-    columns,
     pieces,
     factors,
     digests,
     NUMBER: tl.constexpr,
     FORMATS: tl.constexpr,
+    KINDS: tl.constexpr,
     COPY: tl.constexpr,
     HASH: tl.constexpr,
 ):
-    """The next tile's pieces are read while this one's bytes are under way."""
-    FORM: tl.constexpr = FORMATS[NUMBER]
-    begin = tl.load(table + 2 * NUMBER)
-    stop = tl.load(table + 2 * NUMBER + 2)
+    """The next tile's bytes are under way while this one's are stored and hashed, and where the
+    one after it stands is read meanwhile."""
+    KIND: tl.constexpr = KINDS[NUMBER]
+    LAST: tl.constexpr = KIND[2] + KIND[3] - 1
+    columns = table + FORMATS * HEADER_
     programs = tl.num_programs(0)
-    own = begin + (tl.program_id(0) + programs - begin % programs) % programs
-    own_T = table + columns + tl.load(table + 2 * NUMBER + 1) + tl.arange(0, FORM[4])
-    most_U = _factors_of(factors + FORM[5], FORM[6], FORM[6])
-    rest_V = _factors_of(factors + FORM[5] + FORM[6], FORM[8], FORM[7])
-    at_T = own_T + (own - begin) * FORM[4]
-    source_T = tl.load(at_T, mask=own < stop)
-    target_T = tl.load(at_T + pieces, mask=own < stop)
-    rows_T = tl.load(at_T + 2 * pieces, mask=own < stop)
-    number_T = tl.load(at_T + 3 * pieces, mask=own < stop)
-    digest_T = tl.load(at_T + 4 * pieces, mask=own < stop)
+    own = tl.program_id(0)
+    if not KIND[1]:  # few tiles: they are for the programs that have one tile less of the others
+        own = programs - 1 - own
+    stop = tl.load(table + LAST * HEADER_ + 1).to(tl.int32)
+    this = _part(table, columns, pieces, own, stop, KIND)
+    following = _part(table, columns, pieces, own + programs, stop, KIND)
+    units = _read(this, KIND)
+    by_place = _factors_of(this, factors, KIND)
     for tile in range(own, stop, programs):
-        next_T = own_T + (tile + programs - begin) * FORM[4]
-        more = tile + programs < stop
-        next_source_T = tl.load(next_T, mask=more)
-        next_target_T = tl.load(next_T + pieces, mask=more)
-        next_rows_T = tl.load(next_T + 2 * pieces, mask=more)
-        next_number_T = tl.load(next_T + 3 * pieces, mask=more)
-        next_digest_T = tl.load(next_T + 4 * pieces, mask=more)
-        _tile(source_T, target_T, rows_T, number_T, digests + digest_T, most_U, rest_V,
-              FORM, COPY, HASH)  # fmt: skip
-        source_T = next_source_T
-        target_T = next_target_T
-        rows_T = next_rows_T
-        number_T = next_number_T
-        digest_T = next_digest_T
+        later = _part(table, columns, pieces, tile + 2 * programs, stop, KIND)
+        following_units = _read(following, KIND)
+        if COPY:
+            _write(this, units, KIND)
+        if HASH:
+            if not (KIND[0] == 4 and KIND[1]):  # else they are the same for all parts
+                by_place = _factors_of(this, factors, KIND)
+            _hash(this, units, by_place, digests, KIND)
+        this = following
+        following = later
+        units = following_units
 
 
 @triton.jit
-def _tile(
-    source_T,
-    target_T,
-    rows_T,
-    number_T,
-    digests_T,
-    most_U,
-    rest_V,
-    FORM: tl.constexpr,
-    COPY: tl.constexpr,
-    HASH: tl.constexpr,
-):
-    """All loads go out before the first store: the compiler must not move them past it.
-
-    To be copied, a piece is one run of units; to be hashed, its rows. What is read a second time
-    comes from the cache. Runs and rows are a power of two of lanes, and what is left, apart.
-    """
-    ROWS: tl.constexpr = FORM[3]
-    MOST: tl.constexpr = FORM[6]
-    REST: tl.constexpr = FORM[7]
-    LANE: tl.constexpr = 16 // FORM[1]
-    if COPY:
-        from_T1 = _pointers(source_T[:, None], FORM, FORM[2])
-        into_T1 = _pointers(target_T[:, None], FORM, FORM[2])
-        count_T1 = (rows_T * (FORM[0] // FORM[1]))[:, None]
-        whole_T1 = count_T1
-        if FORM[2]:
-            whole_T1 = tl.multiple_of(count_T1 // LANE * LANE, [LANE, LANE])
-        lane_B = tl.arange(0, ROWS * MOST)[None, :]
-        most_TB = tl.load(from_T1 + lane_B, mask=lane_B < whole_T1)
-        if REST:
-            lane_C = ROWS * MOST + tl.arange(0, ROWS * REST)[None, :]
-            rest_TC = tl.load(from_T1 + lane_C, mask=lane_C < whole_T1)
-        if FORM[2] and FORM[0] % 16:
-            lane_TD = whole_T1 + tl.arange(0, LANE)[None, :]
-            tail_TD = tl.load(from_T1 + lane_TD, mask=lane_TD < count_T1)
-    if HASH:
-        r = tl.arange(0, ROWS)
-        live_TR = r[None, :] < rows_T[:, None]
-        start_TR = source_T[:, None] + (r * FORM[0])[None, :]
-        start_TR1 = _pointers(start_TR[:, :, None], FORM, FORM[2] * (FORM[0] % 16 == 0))
-        u = tl.arange(0, MOST)[None, None, :]
-        most_TRU = tl.load(start_TR1 + u, mask=live_TR[:, :, None], other=0)
-        if REST:
-            v = tl.arange(0, REST)[None, None, :]
-            within = live_TR[:, :, None] & (v < FORM[8])
-            rest_TRV = tl.load(start_TR1 + (MOST + v), mask=within, other=0)
-    if COPY:
-        tl.store(into_T1 + lane_B, most_TB, mask=lane_B < whole_T1)
-        if REST:
-            tl.store(into_T1 + lane_C, rest_TC, mask=lane_C < whole_T1)
-        if FORM[2] and FORM[0] % 16:
-            tl.store(into_T1 + lane_TD, tail_TD, mask=lane_TD < count_T1)
-    if HASH:
-        hash_TR = _sum_of_products(most_TRU, most_U)
-        if REST:
-            hash_TR += _sum_of_products(rest_TRV, rest_V)
-        hash_TR += (number_T[:, None] + r[None, :]).to(tl.uint64) * tl.full((), _GOLDEN, tl.uint64)
-        hash_TR = (hash_TR ^ (hash_TR >> 32)) * tl.full((), _MIXER, tl.uint64)
-        hash_TR = tl.where(live_TR, hash_TR ^ (hash_TR >> 29), tl.zeros_like(hash_TR))
-        hash_T = tl.sum(hash_TR, axis=1).to(tl.int64, bitcast=True)
-        tl.atomic_add(digests_T, hash_T, mask=rows_T > 0, sem="relaxed")
+def _part(table, columns, pieces, tile, stop, KIND: tl.constexpr):
+    """Each lane's part of a tile, [P] each: source and target of its group, where the piece's lanes
+    begin and end in it, the part's first lane, the group's number and the rows it has for the hash,
+    the digest, and where the format's factors are."""
+    UNIT: tl.constexpr = KIND[0]
+    FIRST: tl.constexpr = KIND[2]
+    COUNT: tl.constexpr = KIND[3]
+    LANE: tl.constexpr = KIND[5]
+    form = table + FIRST * HEADER_
+    for other in tl.static_range(1, COUNT):
+        begin = tl.load(table + (FIRST + other) * HEADER_)
+        form += tl.where(tile >= begin, HEADER_, 0)
+    log = tl.load(form + 3).to(tl.int32)
+    most = tl.load(form + 4).to(tl.int32)
+    units = tl.load(form + 5).to(tl.int32)
+    warp_P = tl.arange(0, PARTS_ * LANES_) // LANES_
+    part_P = (tile - tl.load(form).to(tl.int32)) * PARTS_ + warp_P
+    at_P = columns + tl.load(form + 2) + (part_P >> log)
+    live = tile < stop
+    source_P = tl.load(at_P, mask=live)
+    target_P = tl.load(at_P + pieces, mask=live)
+    number_P = tl.load(at_P + 2 * pieces, mask=live)
+    what_P = tl.load(at_P + 3 * pieces, mask=live, other=0)
+    group_P = part_P & ((1 << log) - 1)
+    first_P = tl.zeros_like(group_P)
+    if not KIND[1]:  # a group has several parts
+        parts = tl.load(form + 6).to(tl.int32)
+        first_P = (group_P & ((1 << parts) - 1)) * (KIND[4] * LANES_)
+        group_P = group_P >> parts
+    skipped_P = group_P * most
+    begin_P = tl.maximum((what_P & 0xFF).to(tl.int32) - skipped_P, 0)
+    end_P = (what_P.to(tl.int32) >> 8) & 0xFFFFFF
+    end_P = tl.minimum(tl.maximum(end_P - skipped_P, begin_P), most)
+    begin_P = tl.minimum(begin_P, end_P)
+    rows_P = tl.where(first_P == 0, end_P - begin_P, 0)
+    bytes_P = skipped_P * (units * UNIT)
+    return (
+        source_P + bytes_P, target_P + bytes_P, begin_P * units // LANE, end_P * units // LANE,
+        first_P, number_P + group_P, rows_P, what_P >> 32, tl.load(form + 7),
+    )  # fmt: skip
 
 
 @triton.jit
-def _pointers(addresses, FORM: tl.constexpr, WIDE: tl.constexpr):
-    """To a format's units. That they are wide is said of what they are made by, or gets lost."""
-    if FORM[1] == 4:
-        found = addresses.to(tl.pointer_type(tl.uint32))
-    elif FORM[1] == 2:
-        found = addresses.to(tl.pointer_type(tl.uint16))
+def _lanes(first_P, TURN: tl.constexpr):
+    """[P, 1]: numbers of the lanes along a group."""
+    lane_P = tl.arange(0, PARTS_ * LANES_) & (LANES_ - 1)
+    return (first_P + (lane_P + TURN * LANES_))[:, None]
+
+
+@triton.jit
+def _units(address_P, lane, KIND: tl.constexpr):
+    """[P, W] pointers. That they are wide is said of what they are made by, or gets lost."""
+    LANE: tl.constexpr = KIND[5]
+    start = address_P[:, None]
+    if KIND[0] == 4:
+        found = start.to(tl.pointer_type(tl.uint32))
+    elif KIND[0] == 2:
+        found = start.to(tl.pointer_type(tl.uint16))
     else:
-        found = addresses.to(tl.pointer_type(tl.uint8))
-    if WIDE:
-        found = tl.multiple_of(found, [16] * len(found.shape))
+        found = start.to(tl.pointer_type(tl.uint8))
+    if KIND[1]:
+        found = tl.multiple_of(found, [16, 16])
+    return found + (lane * LANE + tl.arange(0, LANE)[None, :])
+
+
+@triton.jit
+def _read(part, KIND: tl.constexpr):
+    """[P, W] for each turn."""
+    TURNS: tl.constexpr = KIND[4]
+    found = ()
+    for turn in tl.static_range(TURNS):
+        lane = _lanes(part[4], turn)
+        live = (lane >= part[2][:, None]) & (lane < part[3][:, None])
+        units = tl.load(_units(part[0], lane, KIND), mask=live, other=0)
+        found = found + (units,)  # type: ignore[assignment]
     return found
 
 
 @triton.jit
-def _factors_of(begin, COUNT: tl.constexpr, PADDED: tl.constexpr):
-    """[PADDED] uint64: COUNT factors, then zeros."""
-    u = tl.arange(0, PADDED if PADDED else 1)
-    return tl.load(begin + u, mask=u < COUNT, other=0).to(tl.uint64, bitcast=True)
+def _write(part, units, KIND: tl.constexpr):
+    TURNS: tl.constexpr = KIND[4]
+    for turn in tl.static_range(TURNS):
+        lane = _lanes(part[4], turn)
+        live = (lane >= part[2][:, None]) & (lane < part[3][:, None])
+        tl.store(_units(part[1], lane, KIND), units[turn], mask=live)
 
 
 @triton.jit
-def _sum_of_products(units_TRU, factor_U):
-    return tl.sum(units_TRU.to(tl.uint64) * factor_U[None, None, :], axis=2)
+def _factors_of(part, factors, KIND: tl.constexpr):
+    """[P, W] for each turn: by the place of a unit in its group."""
+    LANE: tl.constexpr = KIND[5]
+    TURNS: tl.constexpr = KIND[4]
+    begin = tl.multiple_of(factors + part[8], 2)
+    if KIND[0] == 4:
+        found_at = tl.multiple_of(begin.to(tl.pointer_type(tl.uint32)), 4)
+    else:
+        found_at = begin.to(tl.pointer_type(tl.uint64))
+    found = ()
+    for turn in tl.static_range(TURNS):
+        unit = _lanes(part[4], turn) * LANE + tl.arange(0, LANE)[None, :]
+        found = found + (tl.load(found_at + unit),)  # type: ignore[assignment]
+    return found
 
 
-_GOLDEN = tl.constexpr(GOLDEN)
-_MIXER = tl.constexpr(MIXER)
+@triton.jit
+def _hash(part, units, by_place, digests, KIND: tl.constexpr):
+    """Of the rows of each part: each lane adds up what it has."""
+    TURNS: tl.constexpr = KIND[4]
+    hash_P = tl.zeros((PARTS_ * LANES_,), dtype=tl.uint64)
+    for turn in tl.static_range(TURNS):
+        hash_P += tl.sum(units[turn].to(tl.uint64) * by_place[turn].to(tl.uint64), axis=1)
+    lane_P = tl.arange(0, PARTS_ * LANES_) & (LANES_ - 1)
+    hash_P += tl.where(lane_P == 0, part[6], 0).to(tl.uint64)
+    hash_T1 = tl.sum(tl.reshape(hash_P, (PARTS_, LANES_)), axis=1, keep_dims=True)
+    hash_P = tl.reshape(tl.broadcast_to(hash_T1, (PARTS_, LANES_)), (PARTS_ * LANES_,))
+    key_P = part[5].to(tl.uint64) * tl.full((), GOLDEN_, tl.uint64)
+    key_P = (key_P ^ (key_P >> 32)) * tl.full((), MIXER_, tl.uint64)
+    hash_P = (hash_P * (key_P | tl.full((), 1, tl.uint64))).to(tl.int64, bitcast=True)
+    once_P = (lane_P == 0) & (part[2] < part[3])
+    tl.atomic_add(digests + part[7], hash_P, mask=once_P, sem="relaxed")
+
+
+HEADER_ = tl.constexpr(HEADER)
+LANES_ = tl.constexpr(LANES)
+PARTS_ = tl.constexpr(PARTS)
+GOLDEN_ = tl.constexpr(GOLDEN)
+MIXER_ = tl.constexpr(MIXER)
 
 
 def kv_push(
@@ -228,36 +266,32 @@ def launch(
     table: PushTable, digests: Tensor, done: Tensor, programs: int, copy: bool, hashed: bool
 ) -> None:
     """The kernel itself, compiled or interpreted."""
-    factors, forms = _factors(table.formats, table.numbers.device)
     _kv_push[(programs,)](
         table.numbers,
-        table.header,
         table.pieces,
-        factors,
+        _factors(table.formats, table.numbers.device),
         digests,
         done,
-        FORMATS=forms,
+        FORMATS=len(table.formats),
+        KINDS=kinds(table.formats),
         COPY=copy,
         HASH=hashed,
-        num_warps=_WARPS,
+        num_warps=PARTS,
+    )
+
+
+def kinds(formats: tuple[RowFormat, ...]) -> tuple[tuple[int, ...], ...]:
+    """Formats that go through the same loop: their unit, whether wide, the first of them, how many,
+    turns of a lane, and units of a lane."""
+    same = [(form.unit_bytes, form.wide) for form in formats]
+    return tuple(
+        (unit, int(wide), same.index((unit, wide)), same.count((unit, wide)))
+        + (TURNS, WIDE // unit if wide else 1)
+        for unit, wide in dict.fromkeys(same)
     )
 
 
 @lru_cache
-def _factors(
-    formats: tuple[RowFormat, ...], device: torch.device
-) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
-    """Factors of all formats, int64 [n], and what the kernel has to know of each format: its five
-    values, where its factors begin, the most units of a row that are a power of two, the power of
-    two that holds the rest, and how many the rest are."""
-    factors: list[Hashes] = []
-    forms = []
-    for form in formats:
-        units = form.row_bytes // form.unit_bytes
-        most = 1 << (units.bit_length() - 1)
-        rest = 1 << (units - most - 1).bit_length() if units > most else 0
-        begin = sum(len(some) for some in factors)
-        forms.append((*(int(value) for value in form), begin, most, rest, units - most))
-        factors.append(unit_factors(form.row_bytes, form.unit_bytes))
-    values = torch.from_numpy(np.concatenate(factors).view(np.int64))
-    return values.to(device), tuple(forms)
+def _factors(formats: tuple[RowFormat, ...], device: torch.device) -> Tensor:
+    """int64 [n]: of each format, a factor for each unit of a part: 32 bits each if units are."""
+    return torch.from_numpy(factor_table(formats)).to(device)

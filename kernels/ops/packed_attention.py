@@ -5,9 +5,10 @@ in FP4 (kernels/formats.py), each named by the byte where it begins. All values 
 are exact in bf16, so only queries and softmax weights are rounded on the way to the matrix units.
 
 The list is cut into a fixed number of parts, each attended to by a program of its own and then
-merged; the number follows from the list's length and never from the batch. Two values of a pair
-of dims stand in one word, so dims are handled in two halves, the even ones and the odd ones.
-Knows nothing of requests, slabs or layers.
+merged; the number follows from the list's length and never from the batch. The kernel here runs on
+any GPU: two values of a pair of dims stand in one word, so it handles dims in two halves, the even
+ones and the odd ones. For the real model's shape on Hopper there is another, four times as fast, in
+kernels/hopper_attention.py. Knows nothing of requests, slabs or layers.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -22,6 +23,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels import hopper_attention as hopper
 from kernels.formats import unpack
 from kernels.triton_formats import bf16, fp4_halves, fp8_halves, power_of, spread
 
@@ -195,11 +197,17 @@ def _attend(
 
 
 @triton.jit
-def _merge(parts, most, sums, out, heads, PARTS: tl.constexpr, D: tl.constexpr):
-    """One head of one row: the parts by their share of the whole softmax, in their order."""
+def _merge(
+    parts, most, sums, out, heads, PARTS: tl.constexpr, D: tl.constexpr, PAIRED: tl.constexpr
+):
+    """One head of one row: the parts by their share of the whole softmax, in their order.
+
+    PAIRED: the dims of every eight of a part stand in the order 0 4 1 5 2 6 3 7.
+    """
     th = tl.program_id(0).to(tl.int64)
     t, h = th // heads, th % heads
     d = tl.arange(0, D)
+    place = d // 8 * 8 + d % 4 * 2 + d % 8 // 4 if PAIRED else d
     largest = tl.full((), _NOTHING, tl.float32)
     for s in tl.static_range(PARTS):
         largest = tl.maximum(largest, tl.load(most + (t * PARTS + s) * heads + h))
@@ -209,11 +217,19 @@ def _merge(parts, most, sums, out, heads, PARTS: tl.constexpr, D: tl.constexpr):
         part = (t * PARTS + s) * heads + h
         share = tl.exp2(tl.load(most + part) - largest)
         total += share * tl.load(sums + part)
-        whole += share * tl.load(parts + part * D + d)
+        whole += share * tl.load(parts + part * D + place)
     tl.store(out + th * D + d, (whole / total).to(out.dtype.element_ty))
 
 
 # ------------------------------------------------------------------ launch
+
+
+class Tiling(NamedTuple):
+    """How the kernel for any GPU cuts the work; the one for Hopper has its own."""
+
+    tile: int = 64  # keys
+    warps: int = 8
+    stages: int = 1
 
 
 def packed_attention(
@@ -223,14 +239,12 @@ def packed_attention(
     sink_H: Tensor,
     *,
     parts: int = 2,
-    tile: int = 64,
-    warps: int = 8,
-    stages: int = 2,
+    tiling: Tiling | None = None,
 ) -> Tensor:
     """[T, H, d] as the reference, up to the rounding of softmax weights to the dtype of q.
 
     q is bf16 or float32, d a power of two from 64 on. More `parts` are faster for few rows, one
-    is for many.
+    is for many. With a `tiling`, the kernel for any GPU.
     """
     rows, heads, size = q_THd.shape
     assert size >= 64
@@ -239,6 +253,8 @@ def packed_attention(
     if not rows:
         return out_THd
     chosen = selected or Located(window.memory, window.at_TN[:, :0])
+    on_hopper = tiling is None and _fits_hopper(q_THd)
+    tile = hopper.TILE if on_hopper else (tiling or Tiling()).tile
     tiles = -(-window.at_TN.shape[1] // tile) + -(-chosen.at_TN.shape[1] // tile)
     parts = -(-tiles // -(-tiles // min(parts, tiles)))  # none of them empty
     if parts > 1:
@@ -247,7 +263,7 @@ def packed_attention(
         partial = q_THd.new_empty(*shape, size, dtype=torch.float32)
     else:
         sums, partial = sink_H.new_empty(2, 1), out_THd
-    _attend[(rows, parts)](
+    tensors = (
         q_THd.contiguous(),
         window.memory,
         window.at_TN.contiguous(),
@@ -258,23 +274,43 @@ def packed_attention(
         sums[0],
         sums[1],
         size**-0.5 * 1.4426950408889634,
-        heads,
-        WINDOW=window.at_TN.shape[1],
-        SELECTED=chosen.at_TN.shape[1],
-        PARTS=parts,
-        TILE=tile,
-        H=max(16, triton.next_power_of_2(heads)),
-        D=size,
-        ALIGN8=_alignment(size + size // 32),
-        ALIGN4=_alignment(size // 2 + size // 16),
-        num_warps=warps,
-        num_stages=stages,
     )
+    lists = {"WINDOW": window.at_TN.shape[1], "SELECTED": chosen.at_TN.shape[1], "PARTS": parts}
+    if on_hopper:
+        hopper.attend[(rows, parts)](*tensors, **lists, num_warps=hopper.WARPS)
+    else:
+        _, warps, stages = tiling or Tiling()
+        _attend[(rows, parts)](
+            *tensors,
+            heads,
+            **lists,
+            TILE=tile,
+            H=max(16, triton.next_power_of_2(heads)),
+            D=size,
+            ALIGN8=_alignment(size + size // 32),
+            ALIGN4=_alignment(size // 2 + size // 16),
+            num_warps=warps,
+            num_stages=stages,
+        )
     if parts > 1:
         _merge[(rows * heads,)](
-            partial, sums[0], sums[1], out_THd, heads, PARTS=parts, D=size, num_warps=4
+            partial,
+            sums[0],
+            sums[1],
+            out_THd,
+            heads,
+            PARTS=parts,
+            D=size,
+            PAIRED=on_hopper,
+            num_warps=4,
         )
     return out_THd
+
+
+def _fits_hopper(q_THd: Tensor) -> bool:
+    if q_THd.dtype != torch.bfloat16 or q_THd.shape[1:] != (hopper.HEADS, hopper.SIZE):
+        return False
+    return torch.cuda.get_device_capability(q_THd.device)[0] == 9
 
 
 def _alignment(row_bytes: int) -> int:

@@ -5,6 +5,7 @@ block by a tile of the expert's matrix. The matrix is the left operand, so that 
 the matrix units, and its values go from memory into registers as FP4. They are exact in bf16:
 only activations are rounded. Sums run over the same tiles in the same order in any batch.
 Two values of a pair of dims stand in one word, so dims are handled in two halves.
+This kernel runs on any GPU; few rows on Hopper go to kernels/hopper_experts.py.
 Knows nothing of routing or of which rank has which expert.
 """
 
@@ -20,11 +21,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.formats import decode_fp4_rows
+from kernels import hopper_experts as hopper
+from kernels.expert_blocks import blocks_of
+from kernels.formats import decode_fp4_rows, fake_quant
 from kernels.triton_formats import bf16, fp4_halves, power_of, spread
+from kernels.triton_quantise import fp8_rounded_rows
 
 # T = rows, A = experts of a row, E = experts, D = hidden size, F = intermediate size,
-# B = blocks, M = assignments of a block
+# M = assignments of a block
 
 
 class Fp4Matrices(NamedTuple):
@@ -46,11 +50,15 @@ def reference(
     down: Fp4Matrices,
     *,
     limit: float,
+    fp8: bool = False,
 ) -> Tensor:
     """float32 [T, D]: the sum over a row's experts of share * down(silu(gate(x)) * up(x)).
 
-    The gate is clamped from above, the other factor from both sides, by `limit`.
+    The gate is clamped from above, the other factor from both sides, by `limit`. With `fp8` what
+    goes into each product is rounded as the row format "fp8" rounds, as the model defines it.
     """
+    if fp8:
+        x_TD = fake_quant(x_TD.float(), "fp8")
     total_TD = torch.zeros_like(x_TD, dtype=torch.float32)
     for expert in range(len(gate_up.codes)):
         row, slot = (experts_TA == expert).nonzero(as_tuple=True)
@@ -59,38 +67,11 @@ def reference(
         )
         gate, up = (x_TD[row].float() @ wide.T).chunk(2, -1)
         hidden = torch.nn.functional.silu(gate.clamp(max=limit)) * up.clamp(-limit, limit)
-        total_TD.index_add_(0, row, (hidden * shares_TA[row, slot, None]) @ narrow.T)
+        hidden = hidden * shares_TA[row, slot, None]
+        if fp8:
+            hidden = fake_quant(hidden.bfloat16().float(), "fp8")
+        total_TD.index_add_(0, row, hidden @ narrow.T)
     return total_TD
-
-
-class Blocks(NamedTuple):
-    """Assignments (t * A + slot) by expert, each expert's padded with -1 to whole blocks.
-
-    There are as many blocks as there can be at most; those without work have expert -1.
-    """
-
-    expert_B: Tensor  # int32
-    assignment_BM: Tensor  # int32
-
-
-def blocks_of(experts_TA: Tensor, experts: int, size: int) -> Blocks:
-    """Nothing here waits for the device: shapes follow from T and A alone."""
-    chosen = experts_TA.flatten()
-    device, count = chosen.device, len(chosen)
-    most = min(count, -(-count // size) + experts)
-    counts_E = torch.zeros(experts, dtype=torch.int64, device=device)
-    counts_E.index_add_(0, chosen, torch.ones_like(chosen))
-    rooms_E = (counts_E + size - 1) // size
-    ends_E = rooms_E.cumsum(0)
-    by_expert = chosen.argsort(stable=True)
-    owner = chosen[by_expert]
-    before_E = counts_E.cumsum(0) - counts_E
-    within = torch.arange(count, device=device) - before_E[owner]
-    assignment = torch.full((most * size,), -1, dtype=torch.int32, device=device)
-    assignment[(ends_E - rooms_E)[owner] * size + within] = by_expert.to(torch.int32)
-    expert_B = torch.searchsorted(ends_E, torch.arange(most, device=device), right=True)
-    expert_B = torch.where(expert_B < experts, expert_B, -1).to(torch.int32)
-    return Blocks(expert_B, assignment.view(most, size))
 
 
 # ------------------------------------------------------------------ kernel
@@ -168,7 +149,7 @@ def _multiply(
 
 
 class Tiles(NamedTuple):
-    """How the work is cut; `rows` are assignments of a block."""
+    """How the kernel for any GPU cuts the work; `rows` are assignments of a block."""
 
     rows: int = 16
     out: int = 64
@@ -189,18 +170,90 @@ def packed_experts(
     down: Fp4Matrices,
     *,
     limit: float,
-    tiles: Tiles = DECODE,
+    fp8: bool = False,
+    tiles: Tiles | None = None,
 ) -> Tensor:
     """float32 [T, D] as the reference, up to the rounding of what lies between the two products.
 
-    x is bf16, shares float32; the tile of the output must divide F and D.
+    x is bf16, shares float32. With `tiles`, the kernel for any GPU; their `out` must divide F and
+    D. A row gets the same from all forms that round alike, whatever the batch, up to the order of
+    sums; the same bits from one form.
     """
     rows, slots = experts_TA.shape
     count, dims, inner = len(gate_up.codes), x_TD.shape[1], gate_up.codes.shape[1] // 2
     assert x_TD.dtype == torch.bfloat16
-    assert inner % tiles.out == dims % tiles.out == 0
     if not rows:
         return x_TD.new_zeros(0, dims, dtype=torch.float32)
+    few = rows * slots <= 16 * count
+    arguments = (x_TD, experts_TA, shares_TA, gate_up, down, limit, fp8)
+    if tiles is None and few and _fits_hopper(x_TD, inner):
+        each = _stream(*arguments)
+    else:
+        narrow = few or dims % PREFILL.out or inner % PREFILL.out
+        each = _multiply_each(*arguments, tiles or (DECODE if narrow else PREFILL))
+    return each.view(rows, slots, dims).sum(1)
+
+
+def _fits_hopper(x_TD: Tensor, inner: int) -> bool:
+    if x_TD.shape[1] % hopper.STEP or inner % hopper.STEP:
+        return False
+    return torch.cuda.get_device_capability(x_TD.device)[0] == 9
+
+
+def _stream(
+    x_TD: Tensor,
+    experts_TA: Tensor,
+    shares_TA: Tensor,
+    gate_up: Fp4Matrices,
+    down: Fp4Matrices,
+    limit: float,
+    fp8: bool,
+) -> Tensor:
+    """float32 [T * A, D]: each assignment's part."""
+    rows, slots = experts_TA.shape
+    count, dims, inner = len(gate_up.codes), x_TD.shape[1], gate_up.codes.shape[1] // 2
+    size = 8 if rows * slots <= 4 * count else 16
+    blocks = blocks_of(experts_TA, count, size)
+    hidden = x_TD.new_empty(rows * slots, inner)
+    each = x_TD.new_empty(rows * slots, dims, dtype=torch.float32)
+    for source, matrices, target, gated in (
+        (hopper.in_word_order(x_TD, fp8=fp8), gate_up, hidden, True),
+        (hidden, down, each, False),
+    ):
+        hopper.stream[(target.shape[1] // (64 if gated else 128), len(blocks.expert_B))](
+            source,
+            *matrices,
+            *blocks,
+            shares_TA,
+            target,
+            limit,
+            ROWS=matrices.codes.shape[1],
+            DIMS=source.shape[1],
+            FAN=slots if gated else 1,
+            GATED=gated,
+            FP8=fp8,
+            N=size,
+            STAGES=2,
+            num_warps=4,
+            maxnreg=128,  # four programs a multiprocessor
+        )
+    return each
+
+
+def _multiply_each(
+    x_TD: Tensor,
+    experts_TA: Tensor,
+    shares_TA: Tensor,
+    gate_up: Fp4Matrices,
+    down: Fp4Matrices,
+    limit: float,
+    fp8: bool,
+    tiles: Tiles,
+) -> Tensor:
+    """float32 [T * A, D]: each assignment's part."""
+    rows, slots = experts_TA.shape
+    count, dims, inner = len(gate_up.codes), x_TD.shape[1], gate_up.codes.shape[1] // 2
+    assert inner % tiles.out == dims % tiles.out == 0
     blocks = blocks_of(experts_TA, count, tiles.rows)
     hidden = x_TD.new_empty(rows * slots, inner)
     each = x_TD.new_empty(rows * slots, dims, dtype=torch.float32)
@@ -208,12 +261,11 @@ def packed_experts(
         (x_TD, gate_up, hidden, True),
         (hidden, down, each, False),
     ):
+        rounded = fp8_rounded_rows(source) if fp8 else source
         _multiply[(target.shape[1] // tiles.out, len(blocks.expert_B))](
-            source.contiguous().view(torch.int32),
-            matrices.codes,
-            matrices.scales,
-            blocks.expert_B,
-            blocks.assignment_BM,
+            rounded.contiguous().view(torch.int32),
+            *matrices,
+            *blocks,
             shares_TA,
             target,
             limit,
@@ -227,4 +279,4 @@ def packed_experts(
             num_warps=tiles.warps,
             num_stages=tiles.stages,
         )
-    return each.view(rows, slots, dims).sum(1)
+    return each

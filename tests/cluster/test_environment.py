@@ -19,7 +19,7 @@ from cluster.errors import StartupError
 
 ROOT = Path(__file__).parents[2]
 READ = re.compile(r"environ(?:\.get\(|\[)\s*\"([A-Z_]+)\"|\"([A-Z_]+)\" (?:not )?in os\.environ")
-FOLDERS = "cluster engine kernels kv_transfer model prefill_worker decode_worker examples"
+FOLDERS = "cluster offline engine kernels kv_transfer model prefill_worker decode_worker examples"
 
 
 @pytest.mark.parametrize(
@@ -110,15 +110,17 @@ def test_setting_names_are_the_leaves_of_the_tree() -> None:
 
 def test_what_has_no_effect_is_told() -> None:
     environ = {
+        "DEEPINFER_ENABLE_MTP_VARLEN": "1",
         "DEEPINFER_USE_NEXTN_DECODE": "3",
         "DEEPINFER_ACCELERATR": "cpu",
         "TANDEM_HTTP_PORT": "9",
         "TANDEM_URL": "http://elsewhere",
         "HOME": "/",
     }
-    accelerator, unused, port = remarks(environ, setting_names())
+    accelerator, unused, measured, port = remarks(environ, setting_names())
     assert accelerator.endswith("did you mean DEEPINFER_ACCELERATOR?")
-    assert unused.startswith("DEEPINFER_USE_NEXTN_DECODE: not used by this version: ")
+    assert unused.startswith("DEEPINFER_ENABLE_MTP_VARLEN: not used by this version: ")
+    assert measured.startswith("DEEPINFER_USE_NEXTN_DECODE: only examples/benchmark.py reads it: ")
     assert port.endswith("did you mean TANDEM_HTTP__PORT?")
 
 

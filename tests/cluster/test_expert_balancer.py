@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from cluster.expert_balancer import Balancer, BalancerSettings, Keep
+from cluster.config import ExpertsSection
+from cluster.expert_balancer import Balancer, Keep
 from cluster.expert_placement import Placement, first_placement
+from cluster.expert_question import Question
 from cluster.placement_file import GroupPlacement, read, write
 
 EXPERTS, RANKS, SLOTS = 8, 2, 5
-SETTINGS = BalancerSettings(
+SETTINGS = ExpertsSection(
     window_steps=10, windows=3, most_moved_share=0.4, expert_bytes=1000, bytes_a_second=1e9
 )
+
+
+def with_settings(**changed: object) -> ExpertsSection:
+    return SETTINGS.model_copy(update=changed)
+
+
 UNEVEN = np.array([[90, 80, 70, 60, 1, 1, 1, 1]])  # rank 0 does nearly everything
 
 
@@ -23,13 +30,20 @@ def start(group: str = "d0", version: int = 0) -> GroupPlacement:
     return GroupPlacement(group, version, first_placement(1, EXPERTS, RANKS, SLOTS))
 
 
-def balancer(*groups: str, settings: BalancerSettings = SETTINGS) -> Balancer:
-    return Balancer(settings).with_live(frozenset(groups))
+def balancer(
+    *groups: str,
+    settings: ExpertsSection = SETTINGS,
+    static: dict[str, GroupPlacement] | None = None,
+    saved: dict[str, GroupPlacement] | None = None,
+) -> Balancer:
+    return Balancer(settings, static or {}, saved or {}).with_live(frozenset(groups))
 
 
-def busy(settings: BalancerSettings = SETTINGS) -> Balancer:
+def busy(
+    settings: ExpertsSection = SETTINGS, static: dict[str, GroupPlacement] | None = None
+) -> Balancer:
     """One group with one full window of uneven counts."""
-    known = balancer("d0", settings=settings).reported(start(), now=0.0)
+    known = balancer("d0", settings=settings, static=static).reported(start(), now=0.0)
     return known.counted("d0", UNEVEN * 10, steps=10)
 
 
@@ -64,8 +78,8 @@ def test_one_window_is_decided_on_once() -> None:
 
 
 def test_what_saves_less_time_than_it_moves_is_not_done() -> None:
-    slow = replace(SETTINGS, bytes_a_second=1.0)
-    assert "move 0 MB to one rank" in why(busy(slow))
+    slow = with_settings(bytes_a_second=1.0)
+    assert "move 0.001 MB to one rank" in why(busy(slow))
 
 
 def test_a_version_on_its_way_is_waited_for() -> None:
@@ -148,7 +162,7 @@ def test_a_group_of_another_size_under_an_old_name_starts_without_history() -> N
 
 
 def test_disabled_balancing_keeps_everything() -> None:
-    assert why(busy(replace(SETTINGS, disable_eplb=True))) == "expert balancing is disabled"
+    assert why(busy(with_settings(disable_eplb=True))) == "expert balancing is disabled"
 
 
 def test_a_group_of_one_rank_has_nothing_to_balance() -> None:
@@ -160,14 +174,13 @@ def test_a_group_of_one_rank_has_nothing_to_balance() -> None:
 def test_counts_of_zero_move_nothing() -> None:
     known = balancer("d0").reported(start(), now=0.0)
     known = known.counted("d0", np.zeros((1, EXPERTS)), steps=10)
-    assert "would save 0.000 s" in why(known)
+    assert "would save 0 ms" in why(known)
 
 
 def test_a_static_placement_is_given_once_and_kept() -> None:
     slots = np.array([[[0, 1, 2, 3, 4], [4, 5, 6, 7, 0]]])
     fixed = GroupPlacement("*", 1, Placement(slots, EXPERTS))
-    settings = replace(SETTINGS, static={"*": fixed})
-    known = balancer("d0", settings=settings).reported(start(version=6), now=0.0)
+    known = balancer("d0", static={"*": fixed}).reported(start(version=6), now=0.0)
     given, known = known.decide("d0", now=1.0)
     assert isinstance(given, GroupPlacement)
     assert given.version == 7
@@ -178,13 +191,94 @@ def test_a_static_placement_is_given_once_and_kept() -> None:
 
 def test_a_static_placement_of_another_size_says_so() -> None:
     fixed = GroupPlacement("d0", 1, first_placement(1, 9, 3, 3))
-    assert "of 9 experts in (1, 3, 3)" in why(busy(replace(SETTINGS, static={"d0": fixed})))
+    assert "of 9 experts in (1, 3, 3)" in why(busy(static={"d0": fixed}))
 
 
 def test_a_static_placement_for_every_group_leaves_groups_of_another_size_alone() -> None:
     fixed = GroupPlacement("*", 1, first_placement(1, 9, 3, 3))
-    decision, _ = busy(replace(SETTINGS, static={"*": fixed})).decide("d0", now=1.0)
+    decision, _ = busy(static={"*": fixed}).decide("d0", now=1.0)
     assert isinstance(decision, GroupPlacement)
+
+
+def test_an_answer_to_a_group_that_has_changed_meanwhile_is_dropped() -> None:
+    question, asked = busy().ask("d0")
+    assert isinstance(question, Question)
+    answer = question.answer()
+    assert answer.wanted is not None
+    for changed in (
+        asked.with_live(frozenset()),
+        asked.reported(start(version=3), now=1.0),
+        asked.reported(GroupPlacement("d0", 0, first_placement(1, 9, 3, 4)), now=1.0),
+    ):
+        decision, after = changed.conclude(answer, now=2.0)
+        assert decision == Keep("it has changed since this was asked")
+        assert after is changed
+    decision, _ = asked.conclude(answer, now=2.0)
+    assert isinstance(decision, GroupPlacement)
+
+
+def test_an_answer_says_what_was_and_what_would_be() -> None:
+    question, _ = busy().ask("d0")
+    assert isinstance(question, Question)
+    answer = question.answer()
+    assert answer.before[0] == pytest.approx(start().placement.imbalance(UNEVEN)[0])
+    assert answer.after[0] < answer.before[0]
+    assert 0 < answer.moved.sum() <= 4
+    assert "it saves" in answer.why
+
+
+# What new groups begin with
+
+
+def learnt(group: str, version: int) -> GroupPlacement:
+    slots = np.roll(first_placement(1, EXPERTS, RANKS, SLOTS).slots, version, axis=-1)
+    return GroupPlacement(group, version, Placement(slots, EXPERTS))
+
+
+def first_given(state: Balancer, group: str) -> GroupPlacement | None:
+    decision, _ = state.decide(group, now=1.0)
+    return decision if isinstance(decision, GroupPlacement) else None
+
+
+def test_a_new_group_begins_with_its_own_saved_placement_else_its_pools_newest() -> None:
+    saved = {one.group: one for one in (learnt("d-1", 1), learnt("d-2", 3), learnt("p-1", 4))}
+    known = balancer("d-1", "d-9", saved=saved)
+    for group in ("d-1", "d-9"):
+        known = known.reported(start(group), now=0.0)
+    own, of_pool = first_given(known, "d-1"), first_given(known, "d-9")
+    assert own is not None
+    assert of_pool is not None
+    assert np.array_equal(own.placement.slots, saved["d-1"].placement.slots)
+    assert np.array_equal(of_pool.placement.slots, saved["d-2"].placement.slots)
+
+
+def test_it_begins_so_once() -> None:
+    known = balancer("d-9", saved={"d-1": learnt("d-1", 1)}).reported(start("d-9"), now=0.0)
+    given, known = known.decide("d-9", now=1.0)
+    assert isinstance(given, GroupPlacement)
+    late = 1.0 + SETTINGS.answer_timeout_s + 0.1
+    known = known.reported(start("d-9"), now=late)  # it could not prepare it
+    assert why(known, "d-9", late) == "its window is not full"
+
+
+def test_a_group_that_is_not_new_or_of_another_size_keeps_what_it_has() -> None:
+    saved = {"d-1": learnt("d-1", 1)}
+    older = balancer("d-9", saved=saved).reported(start("d-9", version=2), now=0.0)
+    assert why(older, "d-9") == "its window is not full"
+    larger = GroupPlacement("d-9", 0, first_placement(1, 9, 3, 4))
+    assert why(balancer("d-9", saved=saved).reported(larger, now=0.0), "d-9") == (
+        "its window is not full"
+    )
+
+
+def test_of_groups_that_are_gone_only_the_newest_placement_is_kept() -> None:
+    known = balancer("d-1")
+    for version in range(1, 5):
+        group = f"d-{version}"
+        known = known.with_live(frozenset({group})).reported(learnt(group, version), now=0.0)
+    assert set(known.saved) == {"d-4"}
+    both = known.with_live(frozenset({"d-4", "p-1"})).reported(learnt("p-1", 5), now=0.0)
+    assert set(both.saved) == {"d-4", "p-1"}
 
 
 # The file

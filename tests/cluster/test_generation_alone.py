@@ -12,6 +12,7 @@ from cluster.errors import (
     Unavailable,
 )
 from cluster.generation import Caller, Timeline
+from cluster.journey import FORGIVE_AFTER
 from cluster.messages import (
     PushTo,
     Request,
@@ -20,6 +21,7 @@ from cluster.wire import Stream
 from tests.cluster.fakes import (
     AT_ONCE_S,
     CONFIG,
+    SECRET,
     FakeDecode,
     FakePrefill,
     answer,
@@ -53,16 +55,122 @@ async def test_requests_go_on_while_the_router_is_away() -> None:
         assert await read(caller, request()) == (answer(), "length")
 
 
+def held_after_a_loss(timeline: Timeline) -> bool:
+    told = names(timeline)
+    return "lost" in told and "held" in told[told.index("lost") :]
+
+
 async def test_a_request_waits_for_a_pool_that_is_just_being_restarted() -> None:
     cluster, (prefill, decode) = pool()
     decode.before_token = once(decode.die, at_index=3)
     timeline = Timeline()
     async with running(cluster, prefill, decode) as caller:
+        await until(lambda: len(caller.members()) == 2)
         reading = asyncio.create_task(read(caller, request(), timeline))
-        await until(lambda: "held" in names(timeline))
+        await until(lambda: held_after_a_loss(timeline))
         await decode.restart()
         assert await reading == (answer(), "length")
         assert attempts(decode) == [("reserve", 1, []), ("reserve", 2, answer()[:3])]
+
+
+async def test_who_dies_while_the_router_is_away_is_not_tried_again_and_again() -> None:
+    """Not even when he would be forgiven: nobody has said that he lives."""
+    cluster, (prefill, decode) = pool()
+    decode.before_token = once(decode.die, at_index=3)
+    wire = CONFIG.wire.model_copy(update={"t_detect_s": 0.2})
+    config = with_generation(recovery_wait_s=LONG_S, max_attempts=2).model_copy(
+        update={"wire": wire}
+    )
+    timeline = Timeline()
+    async with running(cluster, prefill, decode, config=config) as caller:
+        await until(lambda: len(caller.members()) == 2)
+        await cluster.stop_router()
+        await until(lambda: caller._routes._router is None)
+        reading = asyncio.create_task(read(caller, request(), timeline))
+        await until(lambda: held_after_a_loss(timeline))
+        now = asyncio.get_running_loop().time
+        held_at = now()
+        await until(lambda: now() - held_at > 2 * FORGIVE_AFTER * wire.t_detect_s)
+        assert not reading.done()
+        await cluster.start_router()
+        await decode.restart()
+        assert await reading == (answer(), "length")
+
+
+LONG_S = 30.0  # a patience that no test here comes to the end of
+
+
+@pytest.mark.parametrize("lost", ["prefill", "decode"])
+async def test_a_new_request_hears_soon_that_a_pool_is_gone_and_one_that_runs_waits(
+    lost: str,
+) -> None:
+    cluster, (prefill, decode) = pool()
+    decode.before_token = once(decode.die, at_index=3)
+    timeline = Timeline()
+    config = with_generation(recovery_wait_s=LONG_S, new_request_wait_s=0.05)
+    async with running(cluster, prefill, decode, config=config) as caller:
+        await until(lambda: len(caller.members()) == 2)
+        reading = asyncio.create_task(read(caller, request(), timeline))
+        await until(lambda: held_after_a_loss(timeline))
+        if lost == "prefill":
+            await prefill.stop()
+            await until(lambda: not caller.members())
+            await decode.restart()
+            await until(lambda: len(caller.members()) == 1)
+        with pytest.raises(Unavailable, match=f"no {lost} worker is up") as raised:
+            await read(caller, request(name="new"))
+        assert raised.value.retry_after_s
+        assert not reading.done()
+        await (decode if lost == "decode" else prefill).restart()
+        assert await reading == (answer(), "length")
+
+
+async def test_a_new_request_is_held_for_a_moment() -> None:
+    cluster, (prefill, decode) = pool()
+    timeline = Timeline()
+    config = with_generation(new_request_wait_s=LONG_S, recovery_wait_s=LONG_S)
+    async with running(cluster, prefill, config=config) as caller:
+        await until(lambda: len(caller.members()) == 1)
+        reading = asyncio.create_task(read(caller, request(), timeline))
+        await until(lambda: "held" in names(timeline))
+        await cluster.add(decode)
+        assert await reading == (answer(), "length")
+
+
+async def test_a_new_request_waits_for_the_first_word_of_who_is_there() -> None:
+    cluster, ranks = pool()
+    config = with_generation(new_request_wait_s=0.0, recovery_wait_s=LONG_S)
+    timeline = Timeline()
+    async with running(cluster, *ranks, config=config) as other:
+        caller = Caller(config, SECRET, cluster.find_router)
+        await cluster.stop_router()
+        reading = asyncio.create_task(read(caller, request(), timeline))
+        await until(lambda: "held" in names(timeline))
+        await cluster.start_router()
+        await until(lambda: len(other.members()) == 2)
+        assert await reading == (answer(), "length")
+        await caller.close()
+
+
+async def test_a_prompt_that_is_computed_outlives_the_decode_pool() -> None:
+    """Longer than ranks without room are asked, and nothing is computed again."""
+    cluster, (prefill, decode) = pool()
+
+    class Dying(FakeDecode):
+        async def reserve(self, stream: Stream, wanted: Request) -> None:
+            await self.die()
+
+    dying = Dying(cluster, decode.name)
+    config = with_generation(reserve_timeout_s=1.0, recovery_wait_s=LONG_S)
+    async with running(cluster, prefill, dying, config=config) as caller:
+        reading = asyncio.create_task(read(caller, request()))
+        await until(lambda: dying.dying is not None and dying.dying.done())
+        waiting = asyncio.get_running_loop().time()
+        await until(lambda: asyncio.get_running_loop().time() - waiting > 1.2)
+        assert not reading.done()
+        await cluster.add(decode)
+        assert await reading == (answer(), "length")
+        assert attempts(prefill) == [("prefill", 1, [])]
 
 
 @pytest.mark.parametrize("up", ["nobody", "prefill", "decode"])

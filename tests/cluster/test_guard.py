@@ -9,8 +9,18 @@ from contextlib import asynccontextmanager
 from cluster.generation import Caller
 from cluster.guard import Guard
 from cluster.messages import Endpoint
-from cluster.routes import Routes
-from tests.cluster.fakes import CONFIG, Cluster, FakeRank, identity, pool, read, request, until
+from cluster.routes import MOST_SUSPECTED, Routes
+from tests.cluster.fakes import (
+    CONFIG,
+    Cluster,
+    FakeRank,
+    endpoint,
+    identity,
+    pool,
+    read,
+    request,
+    until,
+)
 from tests.cluster.fakes import running as running_cluster
 
 
@@ -117,6 +127,44 @@ async def test_a_head_guards_again_when_the_router_has_restarted() -> None:
             await cluster.stop_router()
             await cluster.start_router()
             await until(lambda: cluster.router._guards, within_s=5.0)
+
+
+async def test_a_suspicion_waits_for_a_head_that_has_not_found_the_router() -> None:
+    cluster, ranks = pool()
+    async with running_cluster(cluster, *ranks) as caller:
+        (_, decode) = ranks
+        head = Head(cluster, decode)
+        await read(caller, request())
+        await known(caller)
+        routes_of(caller).suspect(decode.endpoint, "it said nothing")
+        await until(lambda: cluster.router._untold)
+        async with guarding(cluster, head):
+            await until(lambda: head.asked)
+        assert not cluster.router._untold
+
+
+async def test_a_suspicion_without_a_router_goes_to_the_next_one() -> None:
+    cluster, ranks = pool()
+    async with running_cluster(cluster, *ranks) as caller:
+        (_, decode) = ranks
+        head = Head(cluster, decode)
+        await read(caller, request())
+        async with guarding(cluster, head):
+            await known(caller)
+            await cluster.stop_router()
+            await until(lambda: routes_of(caller)._router is None)
+            routes_of(caller).suspect(decode.endpoint, "it said nothing")
+            await cluster.start_router()
+            await until(lambda: head.asked, within_s=5.0)
+
+
+def test_what_is_kept_of_suspicions_has_a_bound() -> None:
+    cluster, _ = pool()
+    routes = Routes(cluster.find_router, identity("caller"), CONFIG)
+    for life in range(MOST_SUSPECTED + 5):
+        routes.suspect(endpoint(incarnation=str(life)), "it said nothing")
+    assert len(routes._suspected) == MOST_SUSPECTED
+    assert str(MOST_SUSPECTED + 4) in routes._suspected
 
 
 async def test_a_suspicion_against_somebody_unknown_harms_nobody() -> None:

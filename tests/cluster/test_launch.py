@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ray._private.runtime_env.packaging import get_uri_for_directory
 
 from cluster import launch
 from cluster.config import ClusterConfig, load_config, parse_config
@@ -60,8 +62,9 @@ def application(status: str, message: str = "", **deployments: dict[str, Any]) -
     return {"status": status, "message": message, "deployments": deployments}
 
 
-def test_there_are_three_configs() -> None:
-    assert {path.stem for path in CONFIGS} == {"local", "one_node", "scale_up_domain"}
+def test_there_are_four_configs() -> None:
+    names = {"local", "local_ep2", "one_node", "scale_up_domain"}
+    assert {path.stem for path in CONFIGS} == names
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -82,7 +85,7 @@ def test_what_is_held_but_not_used_is_told() -> None:
     said = {name: remarks(load_config(configs / f"{name}.toml")) for name in ("local", "one_node")}
     assert said["local"] == []
     assert [remark for remark in said["one_node"] if "GPUs" in remark] == said["one_node"] != []
-    assert len(remarks(load_config(configs / "scale_up_domain.toml"))) == 2
+    assert len(remarks(load_config(configs / "scale_up_domain.toml"))) == 1
 
 
 def test_a_first_launch_asks_for_what_the_config_says() -> None:
@@ -230,3 +233,22 @@ def test_a_wrong_configuration_is_named(
 ) -> None:
     assert launch.main(words) == 1
     assert said in capsys.readouterr().err
+
+
+def test_what_the_cluster_does_not_run_is_no_part_of_the_code(tmp_path: Path) -> None:
+    """Of what a job uploads, and a launch from a shell: Ray's own digest of the folder."""
+
+    def code(folder: Path) -> str:
+        return str(get_uri_for_directory(str(folder), include_gitignore=True))
+
+    for name in (".rayignore", ".gitignore"):
+        shutil.copy(ROOT / name, tmp_path)
+    for folder in ("cluster", "docs", "tests/ray"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "cluster" / "launch.py").write_text("")
+    before = code(tmp_path)
+    for name in ("docs/more.md", "tests/ray/test_more.py", "NOTES.md", "serve.log"):
+        (tmp_path / name).write_text("more")
+    assert code(tmp_path) == before
+    (tmp_path / "cluster" / "more.py").write_text("")
+    assert code(tmp_path) != before

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from copy import deepcopy
+from typing import Any, get_args
 
 import pytest
 
@@ -18,31 +19,38 @@ from cluster.live_settings import (
     take_over,
 )
 
-DEFAULT = parse_config({"autoscale": {"enabled": True}})  # else its other settings do not count
+TREE: dict[str, dict[str, Any]] = {
+    "autoscale": {"enabled": True},  # else its other settings do not count
+    "prefill": {"ranks": 2},  # that can run prompts together
+    "decode": {"ranks": 2},
+    "router": {"colocated": True},
+}
+DEFAULT = parse_config(TREE)
 
 
 def with_setting(name: str, value: Any) -> ClusterConfig:
-    tree: Any = value
-    for key in reversed(name.split(".")):
-        tree = {key: tree}
-    if "autoscale" in tree:
-        tree["autoscale"].setdefault("enabled", True)
-    else:
-        tree["autoscale"] = {"enabled": True}
+    tree: dict[str, Any] = deepcopy(TREE)
+    *sections, key = name.split(".")
+    inner = tree
+    for section in sections:
+        inner = inner.setdefault(section, {})
+    inner[key] = value
     return parse_config(tree)
 
 
 def another(name: str) -> ClusterConfig:
     """The default configuration with that one setting changed."""
     value: Any = DEFAULT
+    choices: tuple[Any, ...] = ()
     for key in name.split("."):
+        choices = get_args(type(value).model_fields[key].annotation)
         value = getattr(value, key)
     candidates: list[Any] = (
         [not value]
         if isinstance(value, bool)
         else [value + 1, value * 2, value / 2]
         if isinstance(value, int | float)
-        else ["warning", "another", "local", "checkpoint", "nvidia"]
+        else [one for one in choices or ("another",) if one != value]
     )
     for candidate in candidates:
         try:

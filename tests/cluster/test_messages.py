@@ -11,24 +11,39 @@ from hypothesis import strategies as st
 
 from cluster.codec import decode, encode
 from cluster.errors import ERRORS, ClusterError, ProtocolError, WorkerLost, revive
+from cluster.expert_messages import (
+    ExpertCounts,
+    ExpertDecision,
+    ExpertSwitch,
+    ExpertTable,
+    GroupBalance,
+)
 from cluster.messages import (
     Accepted,
+    AskExperts,
+    AskPairs,
     Cancel,
     Cancelled,
     Commit,
     Connect,
     Connected,
     DrainingNow,
+    ExpertBalance,
+    ExpertPlacement,
+    ExpertReport,
     Failed,
     Generate,
     Guard,
     HandedOver,
     Hello,
+    Image,
     Member,
     Membership,
     NoRoomNow,
     NoWorkers,
     OpenPush,
+    PairPath,
+    Pairs,
     PieceDigest,
     Prefill,
     PromptLogprobs,
@@ -65,8 +80,10 @@ REQUEST = Request(
     prompt=pack_ids([1, 2, 3]),
     output=pack_ids([7]),
     sampling=Sampling(temperature=0.5, seed=2**63 - 1, max_tokens=9, stop_token_ids=(1, 2)),
+    images=(Image(start=1, count=2, height=1, width=2, key=bytes(16), pixels=b"\x00\xff\x80" * 2),),
 )
 MEMBER = Member(endpoint=endpoint(), load=LOAD, draining=True)
+TABLE = ExpertTable(layers=1, ranks=2, slots=2, experts=3, held=bytes(8))
 SEGMENT = Segment(offset=4096, cell_bytes=1024, cells=4)
 
 EXAMPLES: tuple[WireMessage, ...] = (
@@ -105,11 +122,11 @@ EXAMPLES: tuple[WireMessage, ...] = (
     PushFailed(reservation="i1:1", why="no route to decode-0/0"),
     Cancel(),
     Stop(index=7),
-    Cancelled(),
+    Cancelled(reservation="i1:1"),
     Connect(wire_form="f", metadata=b"\x00\xff"),
-    Connected(metadata=b"m", ring_bytes=4096),
-    OpenPush(reservation="i1:1", length=100),
-    PushOpened(),
+    Connected(metadata=b"m", ring_bytes=4096, block_tokens=16, ring_slack=5, why_packed="far"),
+    OpenPush(reservation="i1:1", length=100, direct=True),
+    PushOpened(blocks=b"\x07\x00\x00\x00", slot=3),
     Pushed(seq=3, spans=(Span(field="rows", layer=0, start=0, stop=8),)),
     Unpacked(seq=3),
     Commit(
@@ -119,6 +136,49 @@ EXAMPLES: tuple[WireMessage, ...] = (
     ),
     Accepted(),
     RejectedNow(why="digest"),
+    AskPairs(),
+    Pairs(
+        pairs=(
+            PairPath(
+                decode="decode-0/0",
+                path="nvlink/cuda_ipc",
+                direct=True,
+                latency_s=5e-5,
+                gb_per_s=250.0,
+                expected_gb_per_s=100.0,
+            ),
+            PairPath(decode="decode-1/0", path="nixl/UCX", direct=False, why="another host"),
+        )
+    ),
+    ExpertReport(
+        group="d0",
+        index=1,
+        version=2,
+        table=TABLE,
+        counts=ExpertCounts(layers=1, experts=3, steps=4, tokens=bytes(12)),
+        preparing="version 3",
+        switch=ExpertSwitch(fetch_s=0.5, stall_s=0.001, moved_bytes=9),
+    ),
+    ExpertPlacement(group="d0", version=3, table=TABLE),
+    AskExperts(),
+    ExpertBalance(
+        groups=(
+            GroupBalance(
+                group="d0",
+                version=2,
+                given=3,
+                table=TABLE,
+                loads=ExpertCounts(layers=1, experts=3, steps=4, tokens=bytes(12)),
+                imbalance=(1.25,),
+                windows=1,
+                steps=2,
+                doing="version 3 is on its way",
+                preparing="",
+                decisions=(ExpertDecision(at=1.0, outcome="given", version=3, why="", moved=(2,)),),
+            ),
+        ),
+        waiting_for=("d1",),
+    ),
 )
 ids = [example.kind for example in EXAMPLES]
 

@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cluster import ray_metrics
-from cluster.messages import Address, Endpoint, Load, Member, Role
+from cluster.messages import Address, Endpoint, Load, Member, PairPath, Role
 from cluster.metric_samples import (
     METRICS,
     POOLS,
@@ -70,13 +70,32 @@ def test_a_decode_rank_tells_blocks_by_state_queues_and_counts() -> None:
     }
 
 
-def test_a_prefill_rank_tells_what_it_has_moved_by_path() -> None:
-    moved = {"handoffs": 2, "nbytes": 1000, "seconds": 0.25}
-    samples = told(rank_samples(status(role="prefill", homeless_blocks=7, moved=moved)))
+def test_a_prefill_rank_tells_what_it_has_moved_by_path_and_how_pairs_came_out() -> None:
+    moved = {
+        "nixl/UCX": {"handoffs": 2, "nbytes": 1000, "seconds": 0.25, "hidden_s": 0.0},
+        "host/cma": {"handoffs": 1, "nbytes": 10, "seconds": 0.5, "hidden_s": 0.4},
+    }
+    met = [
+        {"path": "nixl/UCX", "outcome": "fallback", "number": 3},
+        {"path": "host/cma", "outcome": "ok", "number": 2},
+    ]
+    pairs = [
+        PairPath(decode="d0", path="host/cma", direct=True, gb_per_s=4.0).model_dump(),
+        PairPath(decode="d1", path="host/cma", direct=True, gb_per_s=2.5).model_dump(),
+        PairPath(decode="d2", path="nixl/UCX", direct=False).model_dump(),  # not yet measured
+    ]
+    samples = told(
+        rank_samples(status(role="prefill", homeless_blocks=7, moved=moved, met=met, pairs=pairs))
+    )
     assert samples["tandem_homeless_blocks", "prefill"] == 7
     assert samples["tandem_handoffs", "prefill", "nixl/UCX"] == 2
+    assert samples["tandem_handoffs", "prefill", "host/cma"] == 1
     assert samples["tandem_transfer_bytes", "prefill", "nixl/UCX"] == 1000
     assert samples["tandem_transfer_seconds", "prefill", "nixl/UCX"] == 0.25
+    assert samples["tandem_transfer_hidden_seconds", "prefill", "host/cma"] == 0.4
+    assert samples["tandem_pairs_met", "prefill", "nixl/UCX", "fallback"] == 3
+    assert samples["tandem_path_bytes_per_second", "prefill", "host/cma"] == 2.5e9
+    assert ("tandem_path_bytes_per_second", "prefill", "nixl/UCX") not in samples
 
 
 def test_the_router_counts_ranks_and_the_lives_it_has_met() -> None:

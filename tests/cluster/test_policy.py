@@ -54,6 +54,20 @@ def prefill_of(*members: Member, route: Route = ROUTE) -> str:
 # ------------------------------------------------------------------ who is chosen
 
 
+def test_ranks_of_one_group_are_chosen_each_by_what_it_has_left_itself() -> None:
+    """Blocks and requests are a rank's own, whoever it shares experts with."""
+    full, free = member("d0/0", free_blocks=0), member("d0/1", running=2)
+    other = member("d1/0", running=3)
+    assert decode_of(full, free, other) == "d0/1"
+    roster, chosen = Roster.of((P, full, free, other), now=0.0), []
+    for _ in range(4):
+        routed = choose(roster, ROUTE, colocated=False, retry_after_s=0.5)
+        assert isinstance(routed, Routed)
+        chosen.append(routed.decode.name)
+        roster = roster.charge(ROUTE, routed)
+    assert chosen == ["d0/1", "d1/0", "d0/1", "d1/0"]
+
+
 def test_the_prefill_rank_with_the_fewest_queued_tokens_is_chosen() -> None:
     busy = member("p1", "prefill", waiting_tokens=500)
     idle = member("p2", "prefill", waiting_tokens=100, running=3)

@@ -5,23 +5,33 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster import cli
-from cluster.messages import Load
+from cluster.messages import Load, PairPath
 from cluster.status import render
 
 LOAD = Load(running=2, waiting=1, free_blocks=500, total_blocks=512).model_dump()
 
 
 def rank(name: str, *, load: dict[str, Any] | None = LOAD, draining: bool = False) -> Any:
-    return {"name": name, "pid": 4711, "node": "n", "load": load, "draining": draining}
+    return {
+        "name": name,
+        "pid": 4711,
+        "node": "n",
+        "load": load,
+        "draining": draining,
+        "follows": False,
+    }
 
 
-def status(*ranks: Any, router: Any = None, message: str = "") -> dict[str, Any]:
+def status(
+    *ranks: Any, router: Any = None, message: str = "", pairs: Sequence[Any] = ()
+) -> dict[str, Any]:
     return {
         "application": {
             "name": "tandem",
@@ -33,6 +43,7 @@ def status(*ranks: Any, router: Any = None, message: str = "") -> dict[str, Any]
             {"name": "Decode", "status": "HEALTHY", "running": 1, "target": 2, "message": ""}
         ],
         "groups": [{"name": "decode-a", "state": "RUNNING", "pid": 42, "ranks": ranks}],
+        "pairs": pairs,
         "router": router,
     }
 
@@ -50,6 +61,8 @@ def test_every_rank_has_its_line() -> None:
 def test_what_leaves_and_what_fails_is_said() -> None:
     shown = render(status(rank("decode-a/0", draining=True), message="Traceback\nit broke"))
     assert "blocks free, draining" in shown
+    follower = {**rank("prefill-a/1"), "follows": True}
+    assert "/1          pid 4711     computes prompts of the rank" in render(status(follower))
     assert "it broke" in shown
     assert "router: none is published" in shown
 
@@ -63,8 +76,26 @@ def test_the_router_answers_or_says_why_not(answers: bool, error: str | None, sa
     assert said in render(status(router=router))
 
 
+def test_every_pair_of_ranks_has_its_path_its_speed_and_the_reason_for_a_detour() -> None:
+    quick = PairPath(
+        decode="decode-a/0",
+        path="nvlink/cuda_ipc",
+        direct=True,
+        latency_s=4.7e-5,
+        gb_per_s=40.0,
+        expected_gb_per_s=100.0,
+    )
+    other = PairPath(decode="decode-b/0", path="nixl/UCX", direct=False, why="another host")
+    pairs = [{"prefill": "prefill-a/0", **pair.model_dump()} for pair in (quick, other)]
+    shown = [line for line in render(status(pairs=pairs)).splitlines() if "prefill-a/0 to" in line]
+    assert shown == [
+        "  prefill-a/0 to decode-a/0: nvlink/cuda_ipc, 40.0 GB/s, 47 us (slow: 100 GB/s expected)",
+        "  prefill-a/0 to decode-b/0: nixl/UCX; not direct: another host",
+    ]
+
+
 def test_nothing_runs() -> None:
-    nothing: dict[str, Any] = {"application": None, "deployments": [], "groups": [], "router": None}
+    nothing: dict[str, Any] = {"application": None, "deployments": [], "groups": []}
     assert "tandem up" in render(nothing)
 
 

@@ -9,10 +9,12 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from cluster.expert_samples import EXPERT_METRICS
 from cluster.metric_samples import METRICS, shown_name
 from cluster.metrics import Metrics
 from cluster.timeline import Timeline
 
+ALL = METRICS + EXPERT_METRICS
 BOARD = Path(__file__).parents[2] / "deploy" / "grafana" / "tandem.json"
 NAME = re.compile(r"\b(?:ray_)?tandem_[a-z_]+")
 GROUPING = re.compile(r"by \(([a-z, ]+)\) \((?:rate\()?([a-z_]+)")
@@ -39,7 +41,7 @@ def known() -> dict[str, set[str]]:
     for family in text_string_to_metric_families(metrics.text().decode()):
         for sample in family.samples:
             found.setdefault(sample.name, set()).update(sample.labels)
-    return found | {shown_name(metric): set(metric.labels) for metric in METRICS}
+    return found | {shown_name(metric): set(metric.labels) for metric in ALL}
 
 
 def test_every_metric_that_is_asked_for_exists() -> None:
@@ -60,7 +62,7 @@ def test_every_label_that_is_grouped_by_exists() -> None:
 
 def test_every_metric_of_the_ranks_is_shown() -> None:
     asked = " ".join(expressions())
-    assert not [metric.name for metric in METRICS if shown_name(metric) not in asked]
+    assert not [metric.name for metric in ALL if shown_name(metric) not in asked]
 
 
 def test_panels_are_whole_and_do_not_overlap() -> None:
@@ -86,7 +88,7 @@ def test_panels_are_whole_and_do_not_overlap() -> None:
 
 
 def test_counters_are_asked_for_as_rates_and_parentheses_close() -> None:
-    counters = {shown_name(metric) for metric in METRICS if metric.kind == "counter"}
+    counters = {shown_name(metric) for metric in ALL if metric.kind == "counter"}
     for expression in expressions():
         assert expression.count("(") == expression.count(")")
         for name in NAME.findall(expression):

@@ -1,6 +1,7 @@
 """The promise: disaggregated, colocated and a plain loop over the model give the same tokens.
 
-Over real NIXL, with the real tiny model; chunks of 32, blocks of 16, a window of 16.
+Over real NIXL and from blocks to blocks, with the real tiny model; chunks of 32, blocks of 16, a
+window of 16.
 """
 
 from __future__ import annotations
@@ -39,20 +40,28 @@ async def _check(cluster: TinyCluster, *requests: Request) -> None:
         assert tuple(answer) == straight(request), request.request_id
 
 
-@pytest.mark.parametrize("colocated", [False, True], ids=["disaggregated", "colocated"])
-async def test_a_busy_cluster_gives_the_tokens_of_a_plain_loop(colocated: bool) -> None:
+@pytest.mark.parametrize(
+    "way", ["packed", "colocated", pytest.param("direct", marks=pytest.mark.full)]
+)
+async def test_a_busy_cluster_gives_the_tokens_of_a_plain_loop(way: str) -> None:
     config = tiny_config(
-        router={"colocated": colocated}, transfer={"transport": "nixl"}, decode={"engine": ROOMY}
+        router={"colocated": way == "colocated"},
+        transfer={"path": "direct" if way == "direct" else "packed", "transport": "nixl"},
+        decode={"engine": ROOMY},
     )
     async with TinyCluster(model=load_tiny(), config=config) as cluster:
         await _check(cluster, *_requests())
         assert await cluster.settled()
-        if not colocated:
-            assert cluster.prefill[0].status()["path"] == "nixl/UCX"
+        if way != "colocated":
+            path = "host/cma" if way == "direct" else "nixl/UCX"
+            moved = cluster.prefill[0].status()["moved"]
+            assert isinstance(moved, dict)
+            assert list(moved) == [path]
 
 
-async def test_requests_alone_give_the_tokens_of_a_plain_loop() -> None:
-    async with TinyCluster(model=load_tiny(), transport="nixl") as cluster:
+async def test_requests_alone_and_pushed_directly_give_the_tokens_of_a_plain_loop() -> None:
+    config = tiny_config(transfer={"path": "direct"})
+    async with TinyCluster(model=load_tiny(), config=config) as cluster:
         for request in _requests():
             if request.prompt_length in ALONE:
                 await _check(cluster, request)

@@ -5,17 +5,21 @@ The damage is done by a transport of the test's, in the bytes that it is given t
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from torch import Tensor
 
 from cluster.generation import Timeline
+from kernels.push_table import Pieces
 from kv_transfer.layout import SPAN_ALIGNMENT, Layout, aligned
-from kv_transfer.open_transport import open_transport
+from kv_transfer.open_transport import open_paths
 from kv_transfer.plan import pack_into_pushes, spans_final_at
+from kv_transfer.slab import Slab
 from model.state import state_fields
 from tests.tiny import TinyCluster, make_prompt, make_request, small_spec, tiny_config
 
@@ -91,7 +95,7 @@ async def test_a_damaged_field_is_refused_and_the_prompt_is_prefilled_again(
     kind: Literal["dropped", "corrupted"],
 ) -> None:
     def damaging(*args: Any, **options: Any) -> Any:
-        return Damaging(open_transport(*args, **options))
+        return Damaging(open_paths(*args, **options))
 
     request = make_request(make_prompt(LENGTH), max_tokens=5)
     config = tiny_config(
@@ -108,4 +112,70 @@ async def test_a_damaged_field_is_refused_and_the_prompt_is_prefilled_again(
             assert transport.damage is None
             (lost,) = [event for event in timeline.events if event.name == "lost"]
             assert f"{field} of layer {layer}" in str(lost.detail["error"])
+        assert await cluster.settled()
+
+
+# ------------------------------------------------------------------ from blocks to blocks
+
+
+class DamagingPush:
+    """A transport that damages the rows of one field of one layer, once, in a push."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.slab: Slab | None = None  # of its rank
+        self.field: tuple[str, int] | None = None
+        self.kind = ""
+
+    def push(self, peer: str, pieces: Pieces, digests: int, *, after: Any = None) -> list[int]:
+        hit = self._hit(pieces)
+        if not hit.any():
+            return list(self._transport.push(peer, pieces, digests, after=after))
+        self.field = None
+        if self.kind == "dropped":
+            kept = Pieces(*(column[~hit] for column in pieces))
+            return list(self._transport.push(peer, kept, digests, after=after))
+        byte = ctypes.c_uint8.from_address(int(pieces.source[hit][0]) + 1)
+        byte.value ^= 16
+        try:
+            return list(self._transport.push(peer, pieces, digests, after=after))
+        finally:
+            byte.value ^= 16
+
+    def _hit(self, pieces: Pieces) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        if self.field is None or not isinstance(self.slab, Slab):
+            return np.zeros(len(pieces.rows), dtype=bool)
+        place = self.slab.layout.place(*self.field)
+        memory = self.slab.blocks if place.in_blocks else self.slab.slots
+        start = pieces.source - memory.data_ptr()
+        inside = (start >= 0) & (start < memory.numel())
+        within = start % memory.shape[1] - place.offset
+        return inside & (within >= 0) & (within < place.rows * place.row_bytes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+@pytest.mark.parametrize("kind", ["dropped", "corrupted"])
+async def test_a_field_damaged_on_the_direct_path_is_refused_too(kind: str) -> None:
+    def damaging(*args: Any, **options: Any) -> Any:
+        return DamagingPush(open_paths(*args, **options))
+
+    request = make_request(make_prompt(LENGTH), max_tokens=5)
+    config = tiny_config(prefill={"engine": {"chunk_tokens": 64}}, transfer={"path": "direct"})
+    async with TinyCluster(config=config, open_transport=damaging) as cluster:
+        expected = await cluster.answer(request)
+        (prefill,), (decode,) = cluster.prefill, cluster.decode
+        transport: Any = prefill.transport
+        transport.slab, transport.kind = prefill.slab, kind
+        for field in FIELDS:
+            for layer in field.layers:
+                for memory in (decode.slab.blocks, decode.slab.slots):
+                    memory.fill_(0xA5)  # what is not written is not what was there before
+                timeline = Timeline()
+                transport.field = field.name, layer
+                assert await cluster.answer(request, timeline) == expected
+                assert transport.field is None
+                (lost,) = [event for event in timeline.events if event.name == "lost"]
+                assert f"{field.name} of layer {layer}" in str(lost.detail["error"])
         assert await cluster.settled()

@@ -85,7 +85,7 @@ def test_requests_are_bounded_by_blocks_then_by_slots() -> None:
 def test_memory_that_is_left_would_hold_so_many_more() -> None:
     decode = plans(load_config(DOMAIN))["decode"]
     left = int(0.9 * 141e9) - decode.fixed_bytes
-    assert decode.most_requests(H200) == left // (1024 * BLOCK + SLOT) == 654
+    assert decode.most_requests(H200) == left // (1024 * BLOCK + SLOT) == 601
 
 
 def test_a_rank_that_holds_every_expert_does_not_fit_and_the_error_has_the_numbers() -> None:
@@ -120,6 +120,13 @@ def test_a_pool_without_groups_takes_nothing() -> None:
 def test_experts_that_do_not_divide_are_rounded_up() -> None:
     prefill = plans(load_config(DOMAIN, ["prefill.ranks=5"]))["prefill"]
     assert prefill.weights["weights: 77 of 384 experts a layer"] == 40 * 77 * EXPERT
+
+
+def test_redundant_experts_count_and_ranks_that_share_nothing_hold_all() -> None:
+    asked = ["decode.extra_experts=30", "prefill.ep=1"]  # 384 + 32 on eight ranks
+    prefill, decode = plans(load_config(DOMAIN, asked)).values()
+    assert decode.weights["weights: 52 of 384 experts a layer"] == 40 * 52 * EXPERT
+    assert prefill.weights["weights: 384 of 384 experts a layer"] == 40 * 384 * EXPERT
 
 
 def test_the_table_names_every_part_and_the_pool_total() -> None:

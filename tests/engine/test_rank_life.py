@@ -12,8 +12,8 @@ import pytest
 from cluster.errors import StartupError
 from cluster.messages import Address
 from decode_worker.worker import DecodeRank
-from kv_transfer.open_transport import open_transport
-from kv_transfer.transport import Transport
+from kv_transfer.chosen_transport import ChosenTransport
+from kv_transfer.open_transport import open_paths
 from prefill_worker.worker import PrefillRank
 from tests.tiny import SECRET, Rank, StateModel, tiny_config, until
 
@@ -54,7 +54,7 @@ async def test_what_was_drained_before_it_started_takes_nothing_and_stops(
 
 @KINDS
 async def test_a_start_that_fails_leaves_something_that_can_be_stopped(kind: type[Rank]) -> None:
-    def broken(*args: Any, **options: Any) -> Transport:
+    def broken(*args: Any, **options: Any) -> ChosenTransport:
         raise ValueError("no such transport")
 
     rank = rank_of(kind, transport=broken)
@@ -89,10 +89,10 @@ async def test_a_stop_while_the_transport_opens_closes_it(kind: type[Rank]) -> N
     opening, opened = threading.Event(), threading.Event()
     closed: list[str] = []
 
-    def slow(*args: Any, **options: Any) -> Transport:
+    def slow(*args: Any, **options: Any) -> ChosenTransport:
         opening.set()
         assert opened.wait(10)
-        transport = open_transport(*args, **options)
+        transport = open_paths(*args, **options)
         close = transport.close
 
         def closing() -> None:

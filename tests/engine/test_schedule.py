@@ -62,6 +62,25 @@ def test_decode_gives_every_answer_a_row_and_prompts_a_bounded_part(
     assert sum(grant.count for grant in prompts) == min(most, wanted)
 
 
+@given(engines(), rows, rows, rows, st.booleans())
+def test_a_neighbours_answer_bounds_prompts_as_one_here_does(
+    requests: list[Progress], chunk: int, beside: int, max_rows: int, suspect: bool
+) -> None:
+    if requests and suspect:
+        requests[0] = replace(requests[0], alone=True)
+    grants = decode_schedule(
+        requests,
+        chunk_tokens=chunk,
+        beside_tokens=beside,
+        max_rows=max_rows,
+        neighbours_answer=True,
+    )
+    _check(requests, grants)
+    prompts = [grant for grant in grants if requests[grant.index].remaining > 1]
+    assert sum(grant.count for grant in prompts) <= min(chunk, beside)
+    assert bool(grants) == bool(requests)
+
+
 @given(st.integers(1, 20), rows)
 def test_no_answer_starves_when_there_are_more_than_rows(answers: int, max_rows: int) -> None:
     requests = [Progress(index, 5, 6) for index in range(answers)]

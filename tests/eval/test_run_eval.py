@@ -15,9 +15,9 @@ import pytest
 
 from cluster.errors import BadRequest, ClusterError, NoRoom, WorkerLost
 from cluster.messages import Request, unpack_ids
+from cluster.progress_bar import ProgressBar
 from eval import run_eval, score
 from eval.endpoint import Chat, Endpoint, Said
-from eval.progress_bar import ProgressBar
 from eval.results import BadResults, Result, open_results, read_results
 from eval.sets import SETS, read_questions
 from tests.cluster.fake_engine import TOKENIZER, FakeEngine, serving, with_http

@@ -5,6 +5,7 @@ nothing of them. A step is named for what is about to happen:
 
     reserve  reserved  push_to  open_push  push_opened      messages, by their kind
     write 0  pushed 0  unpacked 0                           push number 0, likewise all others
+                                                            (a direct push is not unpacked)
     commit  accepted  handed_over                           messages
     token 0  token 1                                        Tokens that hold that index
 """
@@ -12,8 +13,10 @@ nothing of them. A step is named for what is about to happen:
 from __future__ import annotations
 
 import asyncio
+import ctypes
 from collections.abc import Iterator
 from concurrent.futures import Future
+from functools import partial
 from itertools import count
 from typing import Any, Literal, cast
 
@@ -26,8 +29,9 @@ from cluster.wire import Peers, Stream
 from decode_worker.worker import DecodeRank
 from engine.executor import Model
 from engine.rank import Rank
-from kv_transfer.open_transport import open_transport
-from kv_transfer.transport import Transport
+from kernels.push_table import Pieces
+from kv_transfer.chosen_transport import ChosenTransport
+from kv_transfer.open_transport import open_paths
 from prefill_worker.worker import PrefillRank
 from tests.tiny import OpenTransport, TinyCluster, until
 
@@ -175,9 +179,9 @@ class GatedPeers:
 
 
 class GatedTransport:
-    """A transport whose writes pass the gates, in the thread that writes."""
+    """A transport whose writes and pushes pass the gates, in the thread that makes them."""
 
-    def __init__(self, transport: Transport, gates: Gates) -> None:
+    def __init__(self, transport: ChosenTransport, gates: Gates) -> None:
         self._transport = transport
         self._gates = gates
 
@@ -190,6 +194,22 @@ class GatedTransport:
             case "corrupt":
                 source[source.numel() // 2] ^= 4
         self._transport.write(peer, source, remote_offset)
+
+    def push(self, peer: str, pieces: Pieces, digests: int, *, after: Any = None) -> list[int]:
+        push = partial(self._transport.push, peer, pieces, digests, after=after)
+        match self._gates.at_write():
+            case "fail":
+                raise TransferError("this push fails, because the test says so")
+            case "drop":
+                return [0] * digests
+            case "corrupt":  # of what is pushed only: the sender's own rows stay right
+                byte = ctypes.c_uint8.from_address(int(pieces.source[len(pieces.source) // 2]))
+                byte.value ^= 4
+                try:
+                    return push()
+                finally:
+                    byte.value ^= 4
+        return push()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -230,11 +250,11 @@ class GatedDecode(_GatedRank, DecodeRank):
 class GatedCluster(TinyCluster):
     """`cluster.gates.arm("commit")`; ranks can be cut off, killed and replaced."""
 
-    def __init__(self, *, transport: OpenTransport = open_transport, **options: Any) -> None:
+    def __init__(self, *, transport: OpenTransport = open_paths, **options: Any) -> None:
         self.gates = Gates()
 
-        def gated(*args: Any, **settings: Any) -> Transport:
-            return cast(Transport, GatedTransport(transport(*args, **settings), self.gates))
+        def gated(*args: Any, **settings: Any) -> ChosenTransport:
+            return cast(ChosenTransport, GatedTransport(transport(*args, **settings), self.gates))
 
         self._gated = gated
         super().__init__(open_transport=gated, **options)

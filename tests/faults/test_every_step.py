@@ -6,10 +6,12 @@ Two prefill and two decode ranks in this process, with gates between them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
+from _pytest.mark import ParameterSet
 
+from cluster.config import ClusterConfig
 from cluster.generation import Timeline
 from tests.faults.gates import Gate, GatedCluster, GatedDecode, Verdict
 from tests.tiny import make_prompt, make_request, tiny_config, until
@@ -48,14 +50,25 @@ DAMAGES: tuple[tuple[str, Verdict], ...] = (
     ("pushed 0", "swap"),
     ("commit", "corrupt"),
 )
+PATHS = {"packed": "local/memcpy", "direct": "host/cma"}
+BOTH = pytest.mark.parametrize("path", PATHS)
 ANSWER_S = 8.0  # for an answer over one fault: detection, and a prompt of three chunks again
+POISON = 0xA5
 LEDGER_S = 5.0
 CANCEL_S = 2.0  # from a caller's leaving, and its writes' end, to the last sign of work
 
-CONFIG = tiny_config(
-    wire={"heartbeat_s": 0.2, "t_detect_s": 1.0},
-    transfer={"cell_bytes": 4096},  # so that there are more pushes than cells
-)
+DIRECT_STEPS = tuple(step for step in STEPS if not step.startswith("unpacked"))
+ALWAYS_DIRECT = ("open_push", "write 0", "write 3", "commit")  # the others in the long form
+
+
+def config_of(path: str) -> ClusterConfig:
+    return tiny_config(
+        wire={"heartbeat_s": 0.2, "t_detect_s": 1.0},
+        transfer={"path": path, "cell_bytes": 4096},  # so that there are more pushes than cells
+    )
+
+
+CONFIG = config_of("packed")
 REQUEST = make_request(make_prompt(70), "gated", max_tokens=6, temperature=1.0, seed=3)
 OTHERS = [make_request(make_prompt(70, seed), f"other {seed}", max_tokens=4) for seed in (1, 2)]
 
@@ -101,10 +114,16 @@ class Case:
 
 
 @pytest.fixture
-async def case() -> AsyncIterator[Case]:
-    async with GatedCluster(prefill=2, decode=2, config=CONFIG) as cluster:
+def path() -> str:
+    return "packed"
+
+
+@pytest.fixture
+async def case(path: str) -> AsyncIterator[Case]:
+    async with GatedCluster(prefill=2, decode=2, config=config_of(path)) as cluster:
         case = Case(cluster)
         await case.learn()
+        assert cluster.prefill[0].status()["path"] == PATHS[path]
         yield case
 
 
@@ -115,7 +134,15 @@ async def _forget_pairs(case: Case) -> None:
     await until(lambda: len(case.cluster.router.members()) == 4)
 
 
-@pytest.mark.parametrize("step", STEPS)
+def _steps() -> Iterator[ParameterSet]:
+    for step in STEPS:
+        yield pytest.param("packed", step)
+    for step in DIRECT_STEPS:
+        marks = () if step in ALWAYS_DIRECT else (pytest.mark.full,)
+        yield pytest.param("direct", step, marks=marks)
+
+
+@pytest.mark.parametrize(("path", "step"), list(_steps()))
 async def test_every_fault_at(step: str, case: Case) -> None:
     cluster = case.cluster
     pairing = step.startswith("connect")  # which all pushes of two ranks wait for
@@ -147,10 +174,14 @@ async def test_every_fault_at(step: str, case: Case) -> None:
             await case.ends_well()
 
 
+@BOTH
 @pytest.mark.parametrize(("step", "verdict"), DAMAGES)
 async def test_what_does_not_arrive_as_it_left_is_never_continued(
     step: str, verdict: Verdict, case: Case
 ) -> None:
+    for rank in case.cluster.decode:  # what an earlier answer left would hide that nothing came
+        rank.slab.blocks.fill_(POISON)
+        rank.slab.slots.fill_(POISON)
     await case.hold_at(step)
     case.gate.open(verdict)
     await case.ends_well()
@@ -182,6 +213,7 @@ async def test_a_write_that_lands_long_after_its_reservation_harms_nobody(case: 
     await case.gives_all_back()
 
 
+@BOTH
 async def test_a_caller_who_leaves_in_mid_write_leaves_its_memory_in_quarantine(case: Case) -> None:
     """Until the writer has answered; then all of it is back."""
     await case.hold_at("write 1")

@@ -1,4 +1,4 @@
-"""Real processes and real NIXL: ranks that are stopped or killed at a step of the hand-over.
+"""Real processes, real NIXL and real direct pushes: ranks that are stopped or killed at a step.
 
 The prefill rank, its gates and the caller are in this process; the decode ranks are not.
 """
@@ -13,6 +13,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from cluster.config import ClusterConfig
 from cluster.generation import Timeline
 from tests.faults.gates import GatedCluster
 from tests.plain_loop import straight
@@ -22,17 +23,24 @@ from tests.tiny import load_tiny, make_prompt, make_request, tiny_config, until
 pytestmark = pytest.mark.rank
 
 T_DETECT_S = 1.0
-CONFIG = tiny_config(
-    transfer={"transport": "nixl", "cell_bytes": 65536},
-    wire={"heartbeat_s": 0.2, "t_detect_s": T_DETECT_S},
-)
+PATHS = {"packed": "nixl/UCX", "direct": "host/cma"}
+
+
+def config_of(path: str) -> ClusterConfig:
+    return tiny_config(
+        transfer={"path": path, "transport": "nixl", "cell_bytes": 65536},
+        wire={"heartbeat_s": 0.2, "t_detect_s": T_DETECT_S},
+    )
+
+
 REQUEST = make_request(make_prompt(70), "gated", max_tokens=5)
 
 
 class Mixed:
     """One gated prefill rank here, two decode ranks in processes of their own."""
 
-    def __init__(self, cluster: GatedCluster, decode: dict[str, RankProcess]) -> None:
+    def __init__(self, path: str, cluster: GatedCluster, decode: dict[str, RankProcess]) -> None:
+        self.path = path
         self.cluster = cluster
         self.decode = decode
 
@@ -50,41 +58,54 @@ class Mixed:
         async with asyncio.timeout(20):
             assert tuple(await answer) == straight(REQUEST), timeline.summary()
         print(timeline.summary())
-        taken_over = timeline.last("taken_over")
+        taken_over, handed_over = timeline.last("taken_over"), timeline.last("handed_over")
         assert taken_over is not None
+        assert handed_over is not None
+        assert handed_over.detail["path"] == PATHS[self.path]
         assert taken_over.detail["decode"] != name
         return time.monotonic() - started
 
 
 @pytest.fixture
-async def mixed() -> AsyncIterator[Mixed]:
+async def mixed(path: str) -> AsyncIterator[Mixed]:
     straight(REQUEST)
-    async with GatedCluster(prefill=1, decode=0, model=load_tiny(), config=CONFIG) as cluster:
+    config = config_of(path)
+    async with GatedCluster(prefill=1, decode=0, model=load_tiny(), config=config) as cluster:
         assert cluster.address is not None
         with ExitStack() as life:
             processes = [
-                life.enter_context(RankProcess("decode", number, CONFIG, cluster.address))
+                life.enter_context(RankProcess("decode", number, config, cluster.address))
                 for number in range(2)
             ]
             endpoints = [await asyncio.to_thread(process.ready) for process in processes]
             await until(lambda: len(cluster.router.members()) == 3)
             names = [endpoint.name for endpoint in endpoints]
-            yield Mixed(cluster, dict(zip(names, processes, strict=True)))
+            yield Mixed(path, cluster, dict(zip(names, processes, strict=True)))
 
 
 STOP, KILL = signal.SIGSTOP, signal.SIGKILL
 
 
+LONG = pytest.mark.full
+
+
 @pytest.mark.parametrize(
-    ("step", "fault"),
+    ("path", "step", "fault"),
     [
-        ("write 0", STOP),  # its NIXL has not even heard of ours: the write can never end
-        pytest.param("open_push", STOP, marks=pytest.mark.full),
-        pytest.param("write 1", STOP, marks=pytest.mark.full),
-        pytest.param("commit", STOP, marks=pytest.mark.full),
-        pytest.param("write 0", KILL, marks=pytest.mark.full),
-        pytest.param("write 1", KILL, marks=pytest.mark.full),
-        pytest.param("commit", KILL, marks=pytest.mark.full),
+        ("packed", "open_push", STOP),  # its NIXL hears nothing of ours: a write can never end
+        pytest.param("packed", "write 0", STOP, marks=LONG),
+        pytest.param("packed", "write 1", STOP, marks=LONG),
+        pytest.param("packed", "commit", STOP, marks=LONG),
+        pytest.param("packed", "write 0", KILL, marks=LONG),
+        pytest.param("packed", "write 1", KILL, marks=LONG),
+        pytest.param("packed", "commit", KILL, marks=LONG),
+        ("direct", "write 1", KILL),
+        pytest.param("direct", "write 0", KILL, marks=LONG),
+        pytest.param("direct", "commit", KILL, marks=LONG),
+        pytest.param("direct", "open_push", STOP, marks=LONG),
+        pytest.param("direct", "write 0", STOP, marks=LONG),
+        pytest.param("direct", "write 1", STOP, marks=LONG),
+        pytest.param("direct", "commit", STOP, marks=LONG),
     ],
 )
 async def test_decode_is_lost_in_mid_handover_and_the_state_goes_to_another(

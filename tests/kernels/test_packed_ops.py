@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernels.expert_blocks import blocks_of
+from kernels.expert_blocks import reference as blocks_reference
 from kernels.ops import packed_attention as attention
 from kernels.ops import packed_experts as experts
 from tests.kernels.packed import error, fp4_matrices, located, routed
@@ -40,7 +42,7 @@ def test_the_references_softmax_is_over_both_lists_and_the_sink() -> None:
 def test_blocks_hold_every_assignment_once_and_one_expert_each(size: int) -> None:
     chosen, _ = routed(23, 3, 8, "cpu", seed=size)
     chosen[:5, 0] = 6  # a row may name an expert twice: each is an assignment of its own
-    blocks = experts.blocks_of(chosen, 8, size)
+    blocks = blocks_of(chosen, 8, size)
     live = blocks.assignment_BM >= 0
     assert sorted(blocks.assignment_BM[live].tolist()) == list(range(69))
     for expert, assignments in zip(blocks.expert_B.tolist(), blocks.assignment_BM, strict=True):
@@ -49,7 +51,7 @@ def test_blocks_hold_every_assignment_once_and_one_expert_each(size: int) -> Non
 
 
 def test_no_rows_have_no_blocks() -> None:
-    assert experts.blocks_of(torch.zeros(0, 3, dtype=torch.int64), 8, 16).expert_B.numel() == 0
+    assert blocks_of(torch.zeros(0, 3, dtype=torch.int64), 8, 16).expert_B.numel() == 0
 
 
 # ------------------------------------------------------------------ on a GPU
@@ -86,7 +88,9 @@ def test_attention_in_float32_is_exact_up_to_sums() -> None:
     q, sink = torch.randn(9, 4, 128).cuda(), torch.randn(4).cuda()
     near = located(9, 16, 128, "fp8", "cuda", seed=1)
     far = located(9, 24, 128, "fp4_e4m3", "cuda", seed=2)
-    found = attention.packed_attention(q, near, far, sink, parts=2, tile=16)
+    found = attention.packed_attention(
+        q, near, far, sink, parts=2, tiling=attention.Tiling(tile=16, stages=2)
+    )
     assert error(found, attention.reference(q, near, far, sink)) < F32_ERROR
 
 
@@ -97,6 +101,19 @@ def test_a_row_without_keys_gets_zeros(parts: int) -> None:
     near = located(3, 128, 512, "fp8", "cuda", live=0.0)
     far = located(3, 512, 512, "fp4_e4m3", "cuda", live=0.0)
     assert not attention.packed_attention(q, near, far, sink, parts=parts).any()
+
+
+@gpu
+@pytest.mark.parametrize("parts", [1, 10])
+def test_the_kernel_for_any_gpu_equals_the_one_for_this(parts: int) -> None:
+    q, sink = torch.randn(5, 64, 512).cuda().bfloat16(), torch.randn(64).cuda()
+    near = located(5, 128, 512, "fp8", "cuda", seed=1)
+    far = located(5, 512, 512, "fp4_e4m3", "cuda", seed=2)
+    found = [
+        attention.packed_attention(q, near, far, sink, parts=parts, tiling=tiling)
+        for tiling in (None, attention.Tiling())
+    ]
+    assert error(found[0], found[1]) < BF16_ERROR
 
 
 @gpu
@@ -112,17 +129,33 @@ def test_a_row_attends_the_same_alone_and_in_a_batch() -> None:
 
 
 @gpu
-@pytest.mark.parametrize("rows", [1, 5, 100])
-@pytest.mark.parametrize(("dims", "inner"), [(128, 64), (5120, 2304)])
-def test_experts_equal_their_reference(rows: int, dims: int, inner: int) -> None:
+@pytest.mark.parametrize("rows", [1, 5, 30, 100])
+@pytest.mark.parametrize(("dims", "inner"), [(128, 64), (256, 512), (5120, 2304)])
+@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("tiles", [None, experts.DECODE])
+def test_experts_equal_their_reference(
+    rows: int, dims: int, inner: int, fp8: bool, tiles: experts.Tiles | None
+) -> None:
     count, slots = 8, 3
     gate_up = fp4_matrices(count, 2 * inner, dims, "cuda", seed=1)
     down = fp4_matrices(count, dims, inner, "cuda", seed=2)
     chosen, shares = routed(rows, slots, count, "cuda")
     x = torch.randn(rows, dims).cuda().bfloat16()
-    found = experts.packed_experts(x, chosen, shares, gate_up, down, limit=10.0)
-    expected = experts.reference(x, chosen, shares, gate_up, down, limit=10.0)
+    arguments = (x, chosen, shares, gate_up, down)
+    found = experts.packed_experts(*arguments, limit=10.0, fp8=fp8, tiles=tiles)
+    expected = experts.reference(*arguments, limit=10.0, fp8=fp8)
     assert error(found, expected) < BF16_ERROR
+
+
+@gpu
+@pytest.mark.parametrize("rows", [1, 23, 700])
+@pytest.mark.parametrize("size", [8, 16, 64])
+def test_blocks_made_at_once_are_their_reference(rows: int, size: int) -> None:
+    chosen, _ = routed(rows, 3, 10, "cuda", seed=size)
+    found, expected = (make(chosen, 10, size) for make in (blocks_of, blocks_reference))
+    assert torch.equal(found.expert_B, expected.expert_B)
+    live = found.expert_B >= 0
+    assert torch.equal(found.assignment_BM[live], expected.assignment_BM[live])
 
 
 @gpu
@@ -146,10 +179,12 @@ def test_rows_that_all_choose_one_expert_fill_several_blocks() -> None:
 
 
 @gpu
-def test_a_row_gets_the_same_from_its_experts_alone_and_in_a_batch() -> None:
-    gate_up, down = fp4_matrices(8, 128, 128, "cuda"), fp4_matrices(8, 128, 64, "cuda")
+@pytest.mark.parametrize(("dims", "inner"), [(128, 64), (512, 256)])
+def test_a_row_gets_the_same_from_its_experts_alone_and_in_a_batch(dims: int, inner: int) -> None:
+    gate_up = fp4_matrices(8, 2 * inner, dims, "cuda")
+    down = fp4_matrices(8, dims, inner, "cuda")
     chosen, shares = routed(40, 3, 8, "cuda")
-    x = torch.randn(40, 128).cuda().bfloat16()
+    x = torch.randn(40, dims).cuda().bfloat16()
     whole = experts.packed_experts(x, chosen, shares, gate_up, down, limit=10.0)
     alone = experts.packed_experts(x[7:8], chosen[7:8], shares[7:8], gate_up, down, limit=10.0)
     assert torch.equal(alone[0], whole[7])

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cluster.errors import Rejected
+from kernels.row_hash import hash_sum
 from kv_transfer.digest import (
     RunningDigest,
     check_pieces,
@@ -36,19 +37,22 @@ def reference(rows: Tensor, numbers: list[int]) -> int:
     mask = 2**64 - 1
 
     def mixed(value: int) -> int:
-        value = (value ^ value >> 32) * 0xBF58476D1CE4E5B9 & mask
-        return value ^ value >> 29
+        return (value ^ value >> 32) * 0xBF58476D1CE4E5B9 & mask
 
     golden = 0x9E3779B97F4A7C15
+    group = 1
+    while group < 64 and 2 * group * rows.shape[1] <= 4608:
+        group *= 2
     digest = 0
     for row, number in zip(rows, numbers, strict=True):
         data = bytes(row.tolist())
         data += b"\0" * (-len(data) % 4)
-        total = number * golden
+        before = number % group * len(data) // 4
+        total = 1
         for at in range(0, len(data), 4):
-            constant = mixed(mixed((at // 4 + 1) * golden & mask)) | 1
+            constant = mixed(mixed((before + at // 4 + 1) * golden & mask)) >> 32 | 1
             total += int.from_bytes(data[at : at + 4], "little") * constant
-        digest += mixed(total & mask)
+        digest += total * (mixed(number // group * golden & mask) | 1)
     return digest & mask
 
 
@@ -56,6 +60,15 @@ def reference(rows: Tensor, numbers: list[int]) -> int:
 def test_equals_its_definition(width: int) -> None:
     rows, numbers = some_rows(7, width), [0, 1, 5, 1000, 2**20, 3, 77]
     assert digest_rows(rows, torch.tensor(numbers)) == reference(rows, numbers)
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("start", [0, 5, 61, 1000])
+def test_rows_in_order_are_summed_to_the_same(width: int, start: int) -> None:
+    rows = some_rows(150, width, seed=start)
+    for count in (0, 1, 3, 64, 150):
+        numbers = list(range(start, start + count))
+        assert hash_sum(rows[:count].numpy(), start) == reference(rows[:count], numbers)
 
 
 @pytest.mark.parametrize("width", [34, 68, 132])
@@ -78,6 +91,18 @@ def test_two_flipped_sign_bits_do_not_cancel_out() -> None:
         flipped[0, [one, other]] ^= 0x80
         found.add(digest_rows(flipped, number))
     assert len(found) == len(pairs) + 1
+
+
+@pytest.mark.parametrize("apart", [1, 8, 64, 640])
+def test_the_same_bit_flipped_in_two_rows_does_not_cancel_out(apart: int) -> None:
+    rows, numbers = some_rows(apart + 1, 68), torch.arange(apart + 1)
+    found = {digest_rows(rows, numbers)}
+    for byte in range(68):
+        flipped = rows.clone()
+        flipped[0, byte] ^= 0x80
+        flipped[apart, byte] ^= 0x80
+        found.add(digest_rows(flipped, numbers))
+    assert len(found) == 69
 
 
 @settings(max_examples=60, deadline=None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cluster.messages import Span
 from kv_transfer.layout import Layout
-from kv_transfer.plan import pack_into_pushes, spans_final_at
+from kv_transfer.plan import pack_into_pushes, spans_final_at, spans_of_layer, token_layers
 from kv_transfer.staging import push_bytes
 from model.state import DRAFT_WINDOW, TAIL, WINDOW, StateField
 from tests.kv_transfer.stores import FIELDS, REAL, TINY, needed
@@ -93,3 +93,24 @@ def test_pushes_are_as_few_as_can_be() -> None:
 def test_a_cell_smaller_than_a_row_is_an_error() -> None:
     with pytest.raises(ValueError, match="a row of tail, 4096 bytes, exceeds a cell"):
         pack_into_pushes(spans_final_at(REAL, 0, 1, last=True), Layout(REAL, 128), 4095)
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+@settings(max_examples=40, deadline=None)
+@given(ends=chunkings, data=st.data())
+def test_layer_by_layer_the_same_rows_are_named_as_chunk_by_chunk(
+    fields: tuple[StateField, ...], ends: list[int], data: st.DataObject
+) -> None:
+    """However far each layer's rows run ahead of the others."""
+    spans: list[Span] = []
+    for layer in token_layers(fields):
+        done = 0
+        for length in sorted(data.draw(st.lists(st.sampled_from(ends)))) + ends[-1:]:
+            spans += spans_of_layer(fields, layer, done, length)
+            done = length
+    spans += spans_final_at(fields, ends[-1], ends[-1], last=True)
+    assert rows_of(spans) == rows_of(planned(fields, ends))
+
+
+def test_layers_with_rows_of_tokens_are_the_kv_sources() -> None:
+    assert token_layers(REAL) == [2, 8, 14, 20]

@@ -10,6 +10,7 @@ from cluster.messages import Span
 from kv_transfer.blocks import Lease
 from kv_transfer.digest import RunningDigest, digest_span, piece_digests
 from kv_transfer.host_reach import HostReach
+from kv_transfer.plan import pack_into_pushes
 from kv_transfer.row_mover import RowMover
 from kv_transfer.staging import pack_push, push_bytes, unpack_push
 from tests.kv_transfer.stores import FIELDS, POISON, Store, equal, needed, random_rows
@@ -80,3 +81,32 @@ def test_what_cannot_be_is_refused_before_anything_moves() -> None:
     with pytest.raises(ProtocolError, match="were announced"):
         one.mover.unpack(one.lease, one.spans, one.cell[:100])
     assert torch.equal(one.store.slab.blocks, before)
+
+
+def test_a_request_planned_at_once_moves_push_by_push() -> None:
+    ours, theirs = Filled("real"), Filled("real", block_tokens=32)
+    pushes = pack_into_pushes(ours.spans, ours.store.layout, 64 << 10)
+    assert len(pushes) > 3
+    cells = [torch.zeros(push_bytes(ours.store.layout, push), dtype=torch.uint8) for push in pushes]
+    lease = theirs.store.lease(LENGTH)
+    packing = ours.mover.packing(ours.lease, list(zip(pushes, cells, strict=True)))
+    unpacking = theirs.mover.unpacking(lease, list(zip(pushes, cells, strict=True)))
+    for number in range(len(pushes)):
+        packing.start(number)
+        unpacking.start(2 * number)
+        unpacking.start(2 * number + 1)
+    sent = packing.digests()
+    assert unpacking.digests() == sent
+    assert sent == [
+        digest_span(ours.store.slab, ours.lease, span) for push in pushes for span in push
+    ]
+    assert equal(theirs.store.rows(lease, LENGTH), ours.rows)
+
+
+def test_digests_planned_early_are_of_what_stands_when_they_are_called_for() -> None:
+    one = Filled("tiny")
+    lease = one.store.lease(LENGTH)
+    planned = one.mover.planned_digests(lease, one.spans)
+    before = planned()
+    one.store.fill(lease, one.rows, LENGTH)
+    assert planned() == one.digests(lease) != before

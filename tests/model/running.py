@@ -145,6 +145,9 @@ class PackedRows:
         values = unpack(torch.stack(found), spec.row_format, spec.dim)
         return values.view(*rows.shape, spec.dim).to(torch.get_default_dtype())
 
+    def rows_are_final(self, layer: int) -> None:
+        """Nobody waits for them."""
+
     def handoff(self, length: int) -> PackedRows:
         """What the declared list of state says that a continuation after `length` needs."""
         received = PackedRows(self._spec, self._ring)

@@ -40,6 +40,9 @@ class Members:
     def read(self, field: str, layer: int, requests: Tensor, rows: Tensor) -> Tensor:
         return self.cache.read(field, layer, self.members[requests], rows)
 
+    def rows_are_final(self, layer: int) -> None:
+        self.cache.rows_are_final(layer)
+
 
 class Prompts:
     """Several requests that a schedule advances in chunks; logits by request and position."""

@@ -21,8 +21,8 @@ from cluster.messages import (
 )
 from cluster.wire import Peers, Stream
 from decode_worker.worker import DecodeRank
-from kv_transfer.open_transport import open_transport
-from kv_transfer.transport import Transport
+from kv_transfer.chosen_transport import ChosenTransport
+from kv_transfer.open_transport import open_paths
 from prefill_worker.worker import PrefillRank
 
 M = TypeVar("M", bound=WireMessage)
@@ -31,7 +31,7 @@ M = TypeVar("M", bound=WireMessage)
 class Gated:
     """A transport whose writes wait at a gate, and may be told to fail there."""
 
-    def __init__(self, transport: Transport) -> None:
+    def __init__(self, transport: ChosenTransport) -> None:
         self._transport = transport
         self.gate = threading.Event()
         self.gate.set()
@@ -52,8 +52,8 @@ class Gated:
         return getattr(self._transport, name)
 
 
-def gated(kind: str, name: str, **options: Any) -> Any:
-    return Gated(open_transport(kind, name, **options))
+def gated(*args: Any, **options: Any) -> Any:
+    return Gated(open_paths(*args, **options))
 
 
 async def expect(stream: Stream, kind: type[M]) -> M:

@@ -35,7 +35,11 @@ CODE = (
 )
 CONFIG = "deploy/configs/local.toml"
 DEPLOYMENTS = ("Ingress", "Router", "Prefill", "Decode")
+JOB_ACTOR = "_ray_internal_job_actor_"
+NEW_REQUEST_WAIT_S = 1.0  # shorter than any group takes to be replaced
+PYTHON = sys.executable
 TOKENS = 12
+LOOK_S = 0.2  # between two looks; each costs Serve's controller 20 ms
 Told = subprocess.CompletedProcess[str]
 
 
@@ -59,59 +63,61 @@ class Site:
 
     # ------------------------------------------------------------ commands
 
-    def start(self, *words: str, **more: str) -> subprocess.Popen[str]:
-        """A python command in the copy, on that Ray, not waited for."""
+    def start(self, *words: str, program: str = PYTHON) -> subprocess.Popen[str]:
+        """A command in the copy, on that Ray, not waited for; python unless it is said."""
         return subprocess.Popen(
-            [sys.executable, *words],
+            [program, *words],
             cwd=self.folder,
-            env=os.environ | self.head.settings() | more,
+            env=os.environ | self.head.settings() | {"TANDEM_URL": self.http},
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
         )
 
-    def run(self, *words: str, **more: str) -> Told:
-        with self.start(*words, **more) as process:
-            out, err = process.communicate(timeout=90)
-        return subprocess.CompletedProcess(words, process.returncode, out, err)
+    def run(self, *words: str, program: str = PYTHON) -> Told:
+        return ended(self.start(*words, program=program))
+
+    def start_tandem(self, *words: str) -> subprocess.Popen[str]:
+        named = () if self.name == "tandem" else ("--name", self.name)
+        return self.start("-m", "cluster.cli", *words, *named)
 
     def tandem(self, *words: str) -> Told:
-        named = () if self.name == "tandem" else ("--name", self.name)
-        return self.run("-m", "cluster.cli", *words, *named)
+        return ended(self.start_tandem(*words))
 
-    def example(self, name: str) -> Told:
+    def start_example(self, name: str) -> subprocess.Popen[str]:
         """A file of examples/, told where HTTP is by the environment as a user would."""
-        shell = name.endswith(".sh")
-        return subprocess.run(
-            ["bash" if shell else sys.executable, f"examples/{name}"],
-            cwd=self.folder,
-            env=os.environ | self.head.settings() | {"TANDEM_URL": self.http},
-            capture_output=True,
-            text=True,
-            timeout=90,
-        )
+        return self.start(f"examples/{name}", program="bash" if name.endswith(".sh") else PYTHON)
 
     def launching(self, *overrides: str) -> list[str]:
         """The command that launches the application, for `start` and `run`."""
-        mine = (f"name={self.name}", f"http.port={self.port}", *overrides)
+        mine = (
+            f"name={self.name}",
+            f"http.port={self.port}",
+            f"generation.new_request_wait_s={NEW_REQUEST_WAIT_S}",
+            *overrides,
+        )
         words = [word for one in mine for word in ("--set", one)]
         return ["cluster/launch.py", "--config", CONFIG, *words]
 
     def launch(self, *overrides: str) -> Told:
         return self.run(*self.launching(*overrides))
 
-    def submit(self, *overrides: str) -> Told:
+    def start_submit(self, *overrides: str) -> subprocess.Popen[str]:
         """As the README says it."""
+        words = ["job", "submit", "--working-dir", ".", "--", "python"]
         ray = Path(sys.executable).parent / "ray"
-        return subprocess.run(
-            [str(ray), "job", "submit", "--working-dir", ".", "--", "python"]
-            + self.launching(*overrides),
-            cwd=self.folder,
-            env=os.environ | self.head.settings(),
-            capture_output=True,
-            text=True,
-            timeout=100,
+        return self.start(*words, *self.launching(*overrides), program=str(ray))
+
+    def submit(self, *overrides: str) -> Told:
+        return ended(self.start_submit(*overrides))
+
+    def scale(self, deployment: str, size: int) -> None:
+        """At once, by the dashboard server's own API, and not waited for."""
+        url = (
+            f"{self.head.dashboard}/api/v1/applications/{self.name}/deployments/{deployment}/scale"
         )
+        httpx.post(url, json={"target_num_replicas": size}).raise_for_status()
 
     # ------------------------------------------------------------ what runs
 
@@ -128,10 +134,21 @@ class Site:
         return {name: one["target_num_replicas"] for name, one in deployments.items()}
 
     def actors(self) -> dict[str, int]:
-        """Pids of every living actor on this Ray, by name."""
+        """Pids of every living actor on this Ray, by name; without those that run jobs, which are
+        gone a moment after their job."""
         url = f"{self.head.dashboard}/api/v0/actors"
         told = httpx.get(url, params={"limit": 1000}).json()["data"]["result"]["result"]
-        return {actor["name"]: actor["pid"] for actor in told if actor["state"] == "ALIVE"}
+        return {
+            actor["name"]: actor["pid"]
+            for actor in told
+            if actor["state"] == "ALIVE" and not actor["name"].startswith(JOB_ACTOR)
+        }
+
+    def places(self) -> set[str]:
+        """Names of every placement group that is held or waited for."""
+        url = f"{self.head.dashboard}/api/v0/placement_groups"
+        told = httpx.get(url, params={"limit": 1000}).json()["data"]["result"]["result"]
+        return {group["name"] for group in told if group["state"] != "REMOVED"}
 
     def ranks(self, role: str = "") -> dict[str, int]:
         """Pids of every rank and of the head of its group."""
@@ -168,6 +185,11 @@ class Site:
             for one in deployments
         )
 
+    def settle(self) -> None:
+        """Until it is healthy, and ready for requests."""
+        until(self.is_healthy, 60)
+        until(lambda: self.answers() and self.ready().status_code == 200, 30)
+
     def answers(self) -> bool:
         """Whether its port does, with anything."""
         try:
@@ -180,9 +202,12 @@ class Site:
 
     # ------------------------------------------------------------ requests
 
+    def ask(self, tokens: int = TOKENS) -> httpx.Response:
+        return httpx.post(f"{self.http}/v1/completions", json=request_body(tokens), timeout=90.0)
+
     def complete(self, tokens: int = TOKENS) -> list[int]:
         """Token ids of the same greedy answer each time."""
-        answer = httpx.post(f"{self.http}/v1/completions", json=request_body(tokens), timeout=90.0)
+        answer = self.ask(tokens)
         assert answer.status_code == 200, answer.text
         token_ids: list[int] = answer.json()["choices"][0]["token_ids"]
         return token_ids
@@ -218,9 +243,16 @@ def site_in(folder: Path, *, cpus: int = 4) -> Iterator[Site]:
         head.stop()
 
 
+def ended(process: subprocess.Popen[str]) -> Told:
+    """Once it has ended by itself."""
+    with process:
+        out, err = process.communicate(timeout=250)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
 def until(condition: Callable[[], Any], within_s: float) -> Any:
     deadline = time.monotonic() + within_s
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not within {within_s} s"
-        time.sleep(0.1)
+        time.sleep(LOOK_S)
     return found

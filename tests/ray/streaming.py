@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 
 PROMPT = "def add(a, b):"
+STREAM = 80  # tokens of the longest stream of the default tier: 2 s on a quiet core
+LONG_STREAM = 400  # of the long forms
 
 
 def request_body(tokens: int) -> dict[str, Any]:
@@ -20,6 +22,7 @@ def request_body(tokens: int) -> dict[str, Any]:
         "temperature": 0,
         "ignore_eos": True,
         "return_token_ids": True,
+        "timeline": True,
     }
 
 
@@ -31,6 +34,7 @@ class Streaming:
     tokens: int
     first: threading.Event = field(default_factory=threading.Event)
     told: list[int] = field(default_factory=list)
+    decoded_by: list[str] = field(default_factory=list)  # ranks, in order
     end: Future[str] = field(default_factory=Future)
 
     def __post_init__(self) -> None:
@@ -51,6 +55,13 @@ class Streaming:
                     if not line or line == "data: [DONE]":
                         continue
                     chunk = json.loads(line.removeprefix("data: "))
+                    if "timeline" in chunk:
+                        self.decoded_by = [
+                            event["decode"]
+                            for event in chunk["timeline"]["events"]
+                            if event["event"] == "taken_over"
+                        ]
+                        continue
                     if "choices" not in chunk:
                         raise RuntimeError(line)
                     for choice in chunk["choices"]:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray.site import Site, until
-
-STREAM = 400  # tokens, so that they run while it happens
+from tests.ray.site import Site, ended, until
+from tests.ray.streaming import STREAM
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -18,11 +17,15 @@ def test_changed_code_replaces_every_rank_and_running_streams_finish(
 ) -> None:
     before = cluster.ranks()
     Path(cluster.folder / "engine" / "the_next_version.py").write_text("")
+    launch = cluster.start(*cluster.launching())
+    # the next rank's process is there, and takes seconds before it can be asked
+    until(lambda: any("/" in name for name in cluster.ranks("decode").keys() - before.keys()), 60)
     with cluster.streaming(STREAM, streams=2) as streams:
-        job = cluster.submit()
-        assert job.returncode == 0, job.stdout + job.stderr
-        assert "changed: the code: restarts everything" in job.stdout + job.stderr
+        told = ended(launch)
+        assert told.returncode == 0, told.stdout + told.stderr
+        assert "changed: the code: restarts everything" in told.stdout
         assert all(stream.result() == expected[:STREAM] for stream in streams)
+    assert {rank for stream in streams for rank in stream.decoded_by} <= before.keys()
     until(cluster.is_healthy, 60)
     assert not cluster.ranks().keys() & before.keys()
     assert cluster.complete(20) == expected[:20]

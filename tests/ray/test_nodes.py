@@ -14,8 +14,8 @@ import pytest
 
 from cluster.processes import Family, family_of, send, wait_gone
 from tests.ray.site import Site, until
+from tests.ray.streaming import LONG_STREAM
 
-STREAM = 400
 NODE_ADDRESS = "127.0.0.3"
 LOST_S = 60.0  # Ray believes a node dead after 15 s; the rest is a busy machine's
 
@@ -78,9 +78,9 @@ def test_streams_outlive_a_lost_node_and_its_group_comes_back_with_it(
         assert told.returncode == 0, told.stderr
         until(cluster.is_healthy, 60)
         before = cluster.ranks("decode")
-        with cluster.streaming(STREAM, streams=4) as streams:
+        with cluster.streaming(LONG_STREAM, streams=4) as streams:
             send(family_of(next(iter(family))) | family, signal.SIGKILL)
-            assert all(stream.result() == expected[:STREAM] for stream in streams)
+            assert all(stream.result() == expected[:LONG_STREAM] for stream in streams)
         assert cluster.ready().status_code == 200
         until(lambda: NODE_ADDRESS not in nodes(cluster), LOST_S)
         until(lambda: groups_up(cluster) == 1, LOST_S)

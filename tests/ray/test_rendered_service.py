@@ -106,16 +106,20 @@ def test_the_rendered_configuration_runs_and_answers(
 
 def test_rays_exporter_shows_what_the_ranks_and_the_router_have_done(service: Service) -> None:
     wanted = {shown_name(metric) for metric in METRICS if metric.name not in RARE}
+    ranks = {("decode", "ready"): 1.0, ("prefill", "ready"): 1.0}
     blocks = {("decode", "leased"): 0.0, ("decode", "free"): 512.0, ("prefill", "free"): 512.0}
 
     def scraped() -> dict[str, dict[tuple[str, ...], float]] | None:
-        """Exporters are a few seconds behind: once all is there, and nothing is held any more."""
+        """Exporters are a few seconds behind: once all is there, and nothing is held any more.
+
+        On a machine with no time for it the router may just have lost sight of a rank.
+        """
         values = service.metrics()
         quiet = blocks.items() <= values.get("ray_tandem_blocks", {}).items()
-        return values if quiet and wanted <= values.keys() else None
+        seen = ranks.items() <= values.get("ray_tandem_ranks", {}).items()
+        return values if quiet and seen and wanted <= values.keys() else None
 
     values = until(scraped, 60)
-    assert values["ray_tandem_ranks"]["decode", "ready"] == 1
     assert values["ray_tandem_rank_starts_total"]["decode",] == 1
     assert values["ray_tandem_handoffs_total"]["prefill", "nixl/UCX"] == 1
     assert values["ray_tandem_transfer_bytes_total"]["prefill", "nixl/UCX"] > 10_000

@@ -11,9 +11,21 @@ import pytest
 
 from tests.ray.site import Site, until
 
-STREAM = 200  # tokens
+STREAM = 80  # tokens
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+
+
+DOWN_ON_A_LINE = """
+from cluster.application import connect
+from cluster.cli import main
+
+connect()
+print("ready", flush=True)
+input()
+assert main(["down"]) == 0
+assert main(["down"]) == 1  # there is nothing, not even a key
+"""
 
 
 def loading(site: Site) -> subprocess.Popen[str]:
@@ -54,16 +66,22 @@ def test_one_command_ends_what_a_killed_launch_has_left(cluster: Site) -> None:
 
 def test_down_lets_streams_finish_and_leaves_nothing(cluster: Site, expected: list[int]) -> None:
     pids = cluster.actors().values()
-    with cluster.streaming(STREAM, streams=4) as streams:
-        down = cluster.tandem("down")
-        assert down.returncode == 0, down.stdout + down.stderr
-        assert all(stream.result() == expected[:STREAM] for stream in streams)
+    with cluster.start("-c", DOWN_ON_A_LINE) as down:
+        assert down.stdin is not None
+        assert down.stdout is not None
+        assert down.stdout.readline() == "ready\n"
+        with cluster.streaming(STREAM, streams=3) as streams:
+            down.stdin.write("\n")
+            down.stdin.flush()
+            assert "draining tandem" in down.stdout.readline()
+            assert not any(stream.end.done() for stream in streams)
+            out, err = down.communicate(timeout=60)
+            assert down.returncode == 0, out + err
+            assert "no application 'tandem' runs" in err
+            assert all(stream.result() == expected[:STREAM] for stream in streams)
     assert not cluster.actors()
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", cluster.port)) != 0
     assert f"@tandem-http-{cluster.port}" not in Path("/proc/net/unix").read_text()
     assert not [one.name for one in Path("/dev/shm").iterdir() if "ucx" in one.name]
-    again = cluster.tandem("down")
-    assert again.returncode != 0
-    assert "no application 'tandem' runs" in again.stderr  # so no key is left either

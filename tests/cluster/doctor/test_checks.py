@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 
 from cluster.config import setting_names
 from cluster.doctor.abstract_sockets import abstract_sockets, guard_name, guarded_ports
-from cluster.doctor.devices import judge_gpus, judge_nixl_path
+from cluster.doctor.devices import judge_gpus, judge_transfer_path
 from cluster.doctor.finding import Finding
 from cluster.doctor.leftovers import judge_guards, judge_head_folders, judge_keys
 from cluster.doctor.machine import (
@@ -168,12 +168,45 @@ def test_gpus_are_missed_only_where_they_are_wanted() -> None:
     assert "2 x NVIDIA H200, 150 GB" in judge_gpus(two, wanted=True, files=True).what
 
 
+PACKED = {
+    "path": "nixl/UCX",
+    "backends": ["UCX"],
+    "bytes": 16 << 20,
+    "gb_per_s": 12.0,
+    "memcpy_gb_per_s": 20.0,
+}
+
+
+NVLINK = {"kind": "nvlink", "path": "nvlink/cuda_ipc", "gb_per_s": 280.0}
+HOST = {"kind": "host", "path": "host/cma", "gb_per_s": 4.0}
+REFUSED = {"kind": "nvlink", "why": "cuda:0 cannot map memory of process 7"}
+
+
 def test_a_path_far_below_memcpy_is_told() -> None:
-    found = {"path": "nixl/UCX", "backends": ["UCX"], "bytes": 16 << 20, "memcpy_gb_per_s": 20.0}
-    assert levels(
-        judge_nixl_path(found | {"gb_per_s": 12.0}), judge_nixl_path(found | {"gb_per_s": 0.5})
-    ) == ["ok", "warn"]
-    assert "12.0 GB/s, 0.60 of memcpy" in judge_nixl_path(found | {"gb_per_s": 12.0}).what
+    well = judge_transfer_path(PACKED | {"direct": NVLINK}, "auto")
+    slow = judge_transfer_path(PACKED | {"direct": NVLINK, "gb_per_s": 0.5}, "auto")
+    assert levels(well, slow) == ["ok", "warn"]
+    assert "12.0 GB/s, 0.60 of memcpy" in well.what
+
+
+@pytest.mark.parametrize(
+    ("direct", "chosen", "level", "said"),
+    [
+        (NVLINK, "auto", "ok", "go direct by nvlink/cuda_ipc, 280.0 GB/s"),
+        (NVLINK, "packed", "ok", "take nixl/UCX: transfer.path is packed"),
+        (HOST, "auto", "ok", "take nixl/UCX: between CPUs"),
+        (HOST, "direct", "ok", "go direct by host/cma, 4.0 GB/s"),
+        (REFUSED, "auto", "warn", "not direct: cuda:0 cannot map memory"),
+        (REFUSED, "direct", "fail", "not direct: cuda:0 cannot map memory"),
+        (REFUSED, "packed", "ok", "take nixl/UCX: transfer.path is packed"),
+    ],
+)
+def test_which_path_a_pair_would_take_is_told_and_why_it_is_not_the_direct_one(
+    direct: dict[str, object], chosen: str, level: str, said: str
+) -> None:
+    found = judge_transfer_path(PACKED | {"direct": direct}, chosen)
+    assert found.level == level
+    assert said in found.what
 
 
 # ------------------------------------------------------------------ variables

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import threading
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_json_has_every_field(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_quick_checks_of_this_machine_all_answer() -> None:
-    quick = [one for one in checks(ClusterConfig()) if one.name not in ("GPUs", "NIXL path")]
+    quick = [one for one in checks(ClusterConfig()) if one.name not in ("GPUs", "transfer path")]
     found = list(run_checks(quick))
     assert [one.name for one in found] == [one.name for one in quick]
     assert not [one for one in found if "the check broke" in one.what]
@@ -95,9 +96,10 @@ def test_the_whole_command_moves_bytes_between_two_processes(
     options = parser.parse_args(["doctor", "--json", "--limit", "60"])
     options.run(options)
     found = {one["name"]: one for one in json.loads(capsys.readouterr().out)}
-    assert found["NIXL path"]["level"] in ("ok", "warn"), found["NIXL path"]
-    assert "nixl/UCX, DRAM: 17 MB at" in found["NIXL path"]["what"]
-    assert "UCX" in found["NIXL path"]["what"]
+    assert found["transfer path"]["level"] in ("ok", "warn"), found["transfer path"]
+    assert "nixl/UCX, DRAM: 17 MB at" in found["transfer path"]["what"]
+    assert "UCX" in found["transfer path"]["what"]
+    assert re.search("between CPUs|direct", found["transfer path"]["what"])
     assert found["GPUs"]["level"] != "fail"
 
 
@@ -107,7 +109,7 @@ def test_a_transport_list_that_cannot_work_is_a_failure_not_a_hang(
 ) -> None:
     monkeypatch.setenv("UCX_TLS", "posix,self")
     monkeypatch.setenv("UCX_LOG_LEVEL", "fatal")
-    path = next(one for one in checks(ClusterConfig(), 60.0) if one.name == "NIXL path")
+    path = next(one for one in checks(ClusterConfig(), 60.0) if one.name == "transfer path")
     (found,) = run_checks([path], 60.0)
     assert found.level == "fail"
     assert "no bytes move" in found.what
