@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import shutil
 from typing import Any
 
 from tests.cluster.fake_engine import TOKENIZER
@@ -244,6 +245,7 @@ async def test_fc35_padding_of_the_vocabulary_is_never_said(tmp_path: Any) -> No
     tree["model"] |= {"vocab": vocab, "merges": merges}
     tree["added_tokens"] = [one for one in tree["added_tokens"] if one["id"] < size]
     (tmp_path / "tokenizer.json").write_text(json.dumps(tree))
+    shutil.copy(f"{folder}/config.json", tmp_path)
     config = tiny_config(model={"path": str(tmp_path)})
     async with TinyCluster(config=config) as cluster, front_of(cluster) as front:
         for colocated in (False, True):

@@ -33,6 +33,10 @@ class Pausing:
     def spec(self) -> ModelSpec:
         return load_tiny().spec
 
+    @property
+    def vision(self) -> None:
+        return None
+
     def forward(self, batch: ForwardBatch, cache: Cache) -> Tensor:
         if int(batch.starts_R[0]) == self.start and not self.reached.is_set():
             self.reached.set()
