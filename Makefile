@@ -29,11 +29,11 @@ demo: install ## start a local cluster, stream real prompts through it, show wha
 
 test: install ## the suite: pure, model, rank processes, then one Ray cluster
 	$(PY) -m pytest -q -n 2 --dist loadfile -m "not ray and not gpu and not full"
-	$(PY) -m pytest -q -m "ray and not full"
+	$(PY) -m pytest -q -m "ray and not full" tests/ray
 
 test-full: install ## the long forms too
 	$(PY) -m pytest -q -m "not ray"
-	$(PY) -m pytest -q -m "ray"
+	$(PY) -m pytest -q -m "ray" tests/ray
 
 check: install ## format, lint, types, who may import whom, file sizes
 	$(BIN)/ruff format --check .
