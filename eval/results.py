@@ -16,6 +16,8 @@ from typing import Any, TextIO
 
 Settings = Mapping[str, Any]
 
+_HEAD = '{"settings": '  # what every such file begins with
+
 
 class BadResults(ValueError):
     """Says which file, what is wrong with it, and what to do."""
@@ -59,7 +61,10 @@ def open_results(path: Path, settings: Settings) -> Iterator[Results]:
         except BlockingIOError:
             raise BadResults(f"{path} is being written by another run") from None
         file.seek(0)
-        whole, _, torn = file.read().rpartition("\n")
+        text = _read(path, file)
+        if not text.startswith(_HEAD[: len(text)]):
+            raise BadResults(f"{path} is no file of results, so it is left as it is")
+        whole, _, torn = text.rpartition("\n")
         if torn:  # a run was killed while it wrote this line
             file.truncate(len(whole.encode()) + 1 if whole else 0)
             file.seek(0, 2)
@@ -81,10 +86,18 @@ def open_results(path: Path, settings: Settings) -> Iterator[Results]:
 def read_results(path: Path) -> tuple[Settings, list[Result]]:
     """Of a run that has ended or still goes on; BadResults if it is no such file."""
     try:
-        whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+        with path.open(encoding="utf-8") as file:
+            whole = _read(path, file).rpartition("\n")[0]
     except OSError as error:
         raise BadResults(f"cannot read {path}: {error.strerror}") from error
     return _parsed(path, whole.splitlines())
+
+
+def _read(path: Path, file: TextIO) -> str:
+    try:
+        return file.read()
+    except UnicodeDecodeError as error:
+        raise BadResults(f"{path} is no file of results: {error}") from error
 
 
 def _parsed(path: Path, lines: list[str]) -> tuple[Settings, list[Result]]:

@@ -1,4 +1,4 @@
-r"""Asks a served model the questions of AIME, GPQA or HLE, and keeps its answers:
+r"""Asks a model, served or offline, the questions of AIME, GPQA or HLE, and keeps its answers:
 
     python eval/run_eval.py --set aime --data aime.jsonl --base-url http://127.0.0.1:8100 \
         --out results/aime.jsonl --samples 4
@@ -22,7 +22,7 @@ from typing import Any, TextIO
 if __name__ == "__main__":  # a script's own folder is first on the path; the root belongs there
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from cluster.errors import ClusterError
+from cluster.errors import ClusterError, StartupError
 from cluster.progress_bar import ProgressBar
 from eval.endpoint import Endpoint
 from eval.question import Question
@@ -94,14 +94,17 @@ async def ask_all(plan: Plan, endpoint: Endpoint, results: Results, out: TextIO)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 if every answer is there, 1 if some are missing, 2 if it could not begin."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.offline and (options.model or options.api == "chat"):
+        parser.error("--model and --api are told to a server; --offline has none")
     try:
         asked = read_questions(SETS[options.set], options.data, seed=options.seed)
         plan = _plan(options, asked)
         with open_results(options.out, _settings(options)) as results:
             failures = asyncio.run(_run(options, plan, results))
             kept = list(results.results)
-    except (BadFile, BadResults) as error:
+    except (BadFile, BadResults, StartupError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     if asked.left_out:
@@ -117,11 +120,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _run(options: argparse.Namespace, plan: Plan, results: Results) -> list[str]:
-    key = os.environ.get(options.api_key_env)
-    async with Endpoint.at(
-        options.base_url, options.api, api_key=key, silence_s=options.timeout
-    ) as endpoint:
+    async with _endpoint(options) as endpoint:
         return await ask_all(plan, endpoint, results, sys.stderr)
+
+
+def _endpoint(options: argparse.Namespace) -> Endpoint:
+    """StartupError if an offline engine cannot be."""
+    if options.offline:
+        from eval.offline_engine import OfflineEngine  # which takes seconds to import
+
+        return Endpoint(
+            OfflineEngine.of(
+                options.offline, concurrency=options.concurrency, max_tokens=options.max_tokens
+            )
+        )
+    key = os.environ.get(options.api_key_env)
+    return Endpoint.at(options.base_url, options.api, api_key=key, silence_s=options.timeout)
 
 
 def _plan(options: argparse.Namespace, asked: Asked) -> Plan:
@@ -146,8 +160,8 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "set": options.set,
         "data": hashlib.sha256(options.data.read_bytes()).hexdigest(),
-        "model": options.model,
-        "api": options.api,
+        "model": options.offline or options.model,
+        "api": "offline" if options.offline else options.api,
         "temperature": options.temperature,
         "top_p": options.top_p,
         "max_tokens": options.max_tokens,
@@ -162,7 +176,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--set", required=True, choices=sorted(SETS), help="which questions")
     parser.add_argument("--data", type=Path, help="their file: .jsonl, .csv, .json or .parquet")
-    parser.add_argument("--base-url", required=True, help="of the server, with or without /v1")
+    answers = parser.add_mutually_exclusive_group(required=True)
+    answers.add_argument("--base-url", help="of the server, with or without /v1")
+    answers.add_argument(
+        "--offline", metavar="MODEL", help="no server: an engine here, of this folder or name"
+    )
     parser.add_argument("--out", required=True, type=Path, help="file of results, to go on with")
     parser.add_argument("--model", help="its served name, if the server asks for one")
     parser.add_argument(

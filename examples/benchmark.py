@@ -28,6 +28,7 @@ from cluster.errors import ClusterError
 from examples.bench.point import Ran, json_line, lines, point
 from examples.bench.rank import Job, Outcome, measure, measure_on
 from examples.bench.settings import Phase, Settings, from_environment, routing_of
+from examples.counts import count, positive
 from kernels.accelerator import Accelerator, choose
 from model.spec import ModelSpec
 from offline.machines import Machines, machines
@@ -98,7 +99,7 @@ def settings_of(
     nextn = options.nextn
     if nextn is None:
         nextn = from_environment(os.environ, "DEEPINFER_USE_NEXTN_DECODE", 0)
-    if nextn > spec.dspark_block_size:
+    if not 0 <= nextn <= spec.dspark_block_size:
         raise ValueError(
             f"--nextn {nextn}: a draft block of this model has {spec.dspark_block_size} tokens"
         )
@@ -180,32 +181,26 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--model_name", help="folder or name (default: DEEPINFER_HF_MODEL_DIR, else tandem-mini)")
     add("--phase", choices=PHASES, help="only this one (default: decode and prefill)")
-    add("--decode_num_requests", type=_positive, default=8, help="of each rank (default: 8)")
-    add("--context_length", type=_positive, help="tokens of a prompt (default: 8192; CPU: 1024)")
-    add("--prefill_tokens", type=_positive, help="of a batch (default: one prompt)")
-    add("--chunk_tokens", type=_positive, help="of a step of a prompt (default: 8192; CPU: 128)")
+    add("--decode_num_requests", type=positive, default=8, help="of each rank (default: 8)")
+    add("--context_length", type=positive, help="tokens of a prompt (default: 8192; CPU: 1024)")
+    add("--prefill_tokens", type=positive, help="of a batch (default: one prompt)")
+    add("--chunk_tokens", type=positive, help="of a step of a prompt (default: 8192; CPU: 128)")
     add("--yoco_clip", action="store_true", help="truncate prefill after the last KV source")
-    add("--nextn", type=int, help="drafts (default: DEEPINFER_USE_NEXTN_DECODE, else 0)")
+    add("--nextn", type=count, help="drafts (default: DEEPINFER_USE_NEXTN_DECODE, else 0)")
     add("--acceptance", type=_share, default=0.75, help="of a draft, for the converted figures")
     add("--prompt_mode", choices=("text", "image"), default="text", help="image: one a prompt")
-    add("--image_size", type=_positive, default=224, help="pixels of a side (default: 224)")
-    add("--images", type=_positive, default=1, help="of an encoder's batch (default: 1)")
+    add("--image_size", type=positive, default=224, help="pixels of a side (default: 224)")
+    add("--images", type=positive, default=1, help="of an encoder's batch (default: 1)")
     add("--routing", choices=("natural", "balanced", "skewed"), help="of experts' rows")
     add("--imbalance", type=float, help="skewed: the first rank gets so many times the average")
-    add("--warmup", type=int, default=2, help="steps before those that count (default: 2)")
-    add("--steps", type=_positive, default=10, help="of which the median counts (default: 10)")
+    add("--warmup", type=count, default=2, help="steps before those that count (default: 2)")
+    add("--steps", type=positive, default=10, help="of which the median counts (default: 10)")
     add("--clock", choices=("wall", "cpu"), default="wall", help="cpu: on a CPU that is shared")
-    add("--scale", type=_positive, default=1, help="divide all lengths, for small models")
+    add("--scale", type=positive, default=1, help="divide all lengths, for small models")
     add("--tag", default="", help="name of the run, such as ep64-decode-128k")
     add("--json", type=Path, help="append the JSON lines to this file")
     add("--profile", type=Path, metavar="FILE", help="write a Chrome trace of a step a phase")
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
-    return int(text)
 
 
 def _share(text: str) -> float:

@@ -25,6 +25,7 @@ if __name__ == "__main__":  # a script's own folder is first on the path; the ro
 from cluster import environment
 from cluster.config import load_config, setting_names
 from cluster.errors import ClusterError
+from examples.counts import positive
 from examples.structured_output_checks import check_structured_output
 from kernels.accelerator import choose
 from model.spec import ModelSpec
@@ -204,11 +205,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--disaggregated", action="store_true", help="prompts on a rank of their own")
     add("--ranks", choices=("threads", "ray"), help="threads of this process, or Ray actors")
     add("--long_context", action="store_true", help=f"{LONG_PROMPT} in, {LONG_OUTPUT} out a sample")
-    add("--scale", type=int, default=1, help="divide these lengths, for small models")
+    add("--scale", type=positive, default=1, help="divide these lengths, for small models")
     add("--check_structured_output", action="store_true", help="then a regex, a schema, EBNF")
-    add("--num_samples", type=int, help="prompts, repeated if there are fewer")
-    add("--max_tokens", type=int, default=64, help="of an answer (default: 64)")
-    add("--max_num_seqs", type=int, default=32, help="of a rank at a time (default: 32)")
+    add("--num_samples", type=positive, help="prompts, repeated if there are fewer")
+    add("--max_tokens", type=positive, default=64, help="of an answer (default: 64)")
+    add("--max_num_seqs", type=positive, default=32, help="of a rank at a time (default: 32)")
     add("--temperature", type=float, default=0.0, help="0: greedy (default)")
     return parser
 

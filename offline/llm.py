@@ -10,6 +10,7 @@ so its answers are those that a server gives. Blocking; for programs without an 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import sys
 import time
@@ -73,7 +74,7 @@ class LLM(Closing):
             folder, args, device=accelerator.kind, state_bytes=_state_bytes(accelerator, args)
         )
         self._carrier = _carrier(args, self.config, accelerator, machines)
-        self._batches = 0
+        self._batches = itertools.count(1)  # threads may ask at the same time
         self._loop = LoopThread("offline engine")
         try:
             self._caller: Caller = self._loop.run(self._carrier.start())
@@ -138,9 +139,9 @@ class LLM(Closing):
         *,
         tell_logprobs: bool,
     ) -> list[Answer]:
-        self._batches += 1
+        batch = next(self._batches)
         asked = [
-            _Asked(f"{self._batches}-{number}", *parts, tell_logprobs)
+            _Asked(f"{batch}-{number}", *parts, tell_logprobs)
             for number, parts in enumerate(zip(ids, params, images, strict=True))
         ]
         bar = ProgressBar(len(asked), sys.stderr) if show and asked else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 from cluster.config import ClusterConfig, PoolSection
@@ -22,6 +23,7 @@ from engine.expert_group import ExpertGroup
 from model.spec import ModelSpec
 from prefill_worker.worker import PrefillRank
 
+SPARE_THREADS = 4  # beside one a rank, for files that are read
 KNOWN_S = 30.0  # until the router knows every rank; each reports at once
 
 
@@ -34,16 +36,20 @@ class RankThreads:
         self._whole: Model | None = None  # for ranks that share no experts
 
     async def start(self) -> Caller:
+        pools = (self._config.decode, self._config.prefill)
+        ranks = sum(pool.groups * pool.ranks for pool in pools)
+        # a rank that loads or leaves keeps a thread while it waits for all others of its group
+        threads = ThreadPoolExecutor(ranks + SPARE_THREADS, thread_name_prefix="ranks")
+        asyncio.get_running_loop().set_default_executor(threads)
         router = Router(self._config, self._secret)
         self._address = await router.start()
         self._life.push_async_callback(router.stop)
         caller = Caller(self._config, self._secret, self._find_router)
         self._life.push_async_callback(caller.close)
-        pools = (self._config.decode, self._config.prefill)
         for pool in pools:
             for number in range(pool.groups):
                 await self._start(pool, number)
-        await until_known(router, sum(pool.groups * pool.ranks for pool in pools))
+        await until_known(router, ranks)
         return caller
 
     async def _start(self, pool: PoolSection, number: int) -> None:

@@ -71,7 +71,7 @@ class Plan:
 def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
     """ValueError for numbers and tags that cannot be."""
     options = _parser().parse_args(arguments)
-    if not options.tag or options.tag.startswith("-") or "/" in options.tag:
+    if options.tag in ("", ".", "..") or options.tag.startswith("-") or "/" in options.tag:
         raise ValueError(f"TAG names a folder, so it cannot be {options.tag!r}")
     phase = options.phase
     asked = ["--phase", phase, "--tag", options.tag]
@@ -93,6 +93,8 @@ def plan_of(arguments: Sequence[str], environ: Mapping[str, str]) -> Plan:
         batches = tuple(sorted({int(word) for word in text.split()}))
     except ValueError:
         raise ValueError(f"{variable}: {text!r} are no whole numbers") from None
+    if not batches or batches[0] < 1:
+        raise ValueError(f"{variable}: {text!r} must list numbers from 1 on")
     return Plan(phase, options.tag, tuple(asked), batches, Path(environ.get("SWEEP_OUT", "sweeps")))
 
 
@@ -140,7 +142,7 @@ def run_benchmark(options: Sequence[str]) -> dict[str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 if points are missing, 2 if it could not begin."""
+    """Exit status 1 if points are missing, 2 if it could not begin, 130 if interrupted."""
     try:
         plan = plan_of(sys.argv[1:] if arguments is None else arguments, os.environ)
         left = len(pending(plan))
@@ -149,6 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BadPoint, ValueError, OSError) as error:
         print(f"sweep.py: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("sweep.py: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
     for failure in failures:
         print(f"missing: {failure}", file=sys.stderr)
     if len(failures) < len(plan.batches):
@@ -162,7 +167,12 @@ def _plot(plan: Plan) -> None:
     except ModuleNotFoundError as error:
         print(f"no plot: {error.name} is missing; pip install 'tandem-serve[plots]'")
         return
-    for file in plot(plan.phase, plan.folder, plan.folder / plan.phase):
+    try:
+        files = plot(plan.phase, plan.folder, plan.folder / plan.phase)
+    except (BadPoint, OSError) as error:  # of another sweep in that folder: this one is measured
+        print(f"no plot: {error}", file=sys.stderr)
+        return
+    for file in files:
         print(file)
 
 

@@ -25,7 +25,6 @@ from tests.e2e.losing import PROMPT, Pausing, ask, lose_decode
 from tests.e2e.random_grammars import follows, random_grammar
 from tests.tiny import (
     MODEL,
-    StateModel,
     TinyCluster,
     load_tiny,
     make_prompt,
@@ -173,7 +172,7 @@ async def test_answers_to_random_grammars_follow_them() -> None:
 @pytest.mark.full
 @pytest.mark.timeout(1200)
 async def test_answers_to_a_thousand_random_grammars_follow_them() -> None:
-    assert await finished(StateModel(), range(1000)) > 750
+    assert await finished(load_tiny(), range(1000)) > 750
 
 
 @pytest.mark.full

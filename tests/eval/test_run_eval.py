@@ -135,6 +135,24 @@ def test_a_file_that_was_cut_off_anywhere_can_be_gone_on_with(tmp_path: Path) ->
         assert read_results(out) == (settings, [one])
 
 
+@pytest.mark.parametrize("content", [b"my notes", b"a line\nand half of one", b"\xff\xfe"])
+def test_a_file_of_something_else_is_left_as_it_is(content: bytes, tmp_path: Path) -> None:
+    out = tmp_path / "notes.txt"
+    out.write_bytes(content)
+    with pytest.raises(BadResults, match="no file of results"), open_results(out, {}):
+        pass
+    assert out.read_bytes() == content
+    assert score.main([str(out)]) == 1
+
+
+def test_results_that_cannot_be_written_are_told_in_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--set", "aime", "--data", str(AIME), "--base-url", "http://127.0.0.1:1"]
+    assert run_eval.main([*arguments, "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 @pytest.mark.parametrize("arguments", [["--data", "absent.jsonl"], []])
 def test_without_data_it_says_what_is_needed(
     arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -175,3 +175,13 @@ def test_what_cannot_be_is_one_line(
     told = capsys.readouterr().err
     assert said in told
     assert told.count("\n") == 1
+
+
+def test_drafts_are_not_fewer_than_none(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        benchmark.main([*MINI, "--nextn", "-1"])
+    assert "must be a whole number from 0 on, not '-1'" in capsys.readouterr().err
+    monkeypatch.setenv("DEEPINFER_USE_NEXTN_DECODE", "-1")
+    assert benchmark.main(MINI) == 2

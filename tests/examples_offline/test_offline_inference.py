@@ -82,6 +82,13 @@ def test_what_cannot_be_is_one_line(
     assert told.count("\n") == 1
 
 
+@pytest.mark.parametrize("option", ["--scale", "--num_samples", "--max_tokens", "--max_num_seqs"])
+def test_counts_begin_with_one(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        offline_inference.main([option, "0"])
+    assert f"{option}: must be a whole number from 1 on, not '0'" in capsys.readouterr().err
+
+
 def test_an_unknown_variable_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

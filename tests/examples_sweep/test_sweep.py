@@ -82,7 +82,10 @@ def test_variables_give_a_small_model_a_range_of_its_own(tmp_path: Path) -> None
     [
         (["decode", "t"], {}, "decode needs CONTEXT"),
         (["decode", "a/b", "5"], {}, "TAG names a folder"),
+        (["decode", "..", "5"], {}, "TAG names a folder"),
         (DECODE, {"SWEEP_CONCURRENCY": "8 many"}, "^SWEEP_CONCURRENCY: '8 many'"),
+        (DECODE, {"SWEEP_CONCURRENCY": "8 0"}, "must list numbers from 1 on"),
+        (DECODE, {"SWEEP_CONCURRENCY": " "}, "must list numbers from 1 on"),
     ],
 )
 def test_what_cannot_be(
@@ -105,6 +108,17 @@ def test_an_interrupted_sweep_goes_on_and_measures_nothing_twice(tmp_path: Path)
     assert [point["requests"] for point in points] == list(plan.batches)
     assert sweep(plan, third := Machine(), _bar()) == []
     assert third.asked == []
+
+
+def test_an_interruption_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SWEEP_OUT", str(tmp_path))
+    monkeypatch.setattr(sweeping, "run_benchmark", Machine(breaks_at=8, error=KeyboardInterrupt))
+    assert sweeping.main(DECODE) == 130
+    assert capsys.readouterr().err == (
+        "sweep.py: interrupted; the same command goes on from here\n"
+    )
 
 
 def test_half_a_file_counts_as_none(tmp_path: Path) -> None:
@@ -145,12 +159,12 @@ def test_the_command_measures_for_real_and_draws(
     }
     for name, value in settings.items():
         monkeypatch.setenv(name, value)
-    assert sweeping.main(["encoder", "ve", "84"]) == 0
+    assert sweeping.main(["encoder", "ve-224", "224"]) == 0
     assert [Path(line).name for line in capsys.readouterr().out.splitlines()] == [
         "encoder.png",
         "encoder.svg",
     ]
-    points = curves("encoder", tmp_path)["ve"]
+    points = curves("encoder", tmp_path)["ve-224"]
     assert [point["images"] for point in points] == [2]
     assert points[0]["latency_s"] > 0
 
@@ -191,6 +205,18 @@ def test_a_plot_has_labels_with_units_a_colour_a_tag_and_the_batch_at_each_point
     for colour in COLOURS[:2]:
         assert colour.lower() in drawn
     assert COLOURS[2].lower() not in drawn
+
+
+def test_a_sweep_is_measured_though_another_ones_file_cannot_be_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "decode-000001.json").write_text("{")
+    monkeypatch.setenv("SWEEP_OUT", str(tmp_path))
+    monkeypatch.setattr(sweeping, "run_benchmark", Machine())
+    assert sweeping.main(DECODE) == 0
+    assert "no plot: " in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
