@@ -63,7 +63,7 @@ from cluster.transfer_messages import Segment as Segment
 from cluster.transfer_messages import Span as Span
 from cluster.transfer_messages import Unpacked as Unpacked
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 Role = Literal["prefill", "decode"]
 FinishReason = Literal["stop", "length"]

@@ -17,6 +17,7 @@ from cluster.errors import (
     WorkerLost,
 )
 from cluster.messages import (
+    PROTOCOL_VERSION,
     Hello,
     Watch,
     WireMessage,
@@ -169,5 +170,5 @@ async def test_another_protocol_version_is_named() -> None:
 
     older = Older("caller", "i", SECRET)
     async with serving() as server:
-        with pytest.raises(ProtocolError, match="protocol 1, this process 0"):
+        with pytest.raises(ProtocolError, match=f"protocol {PROTOCOL_VERSION}, this process 0"):
             await connect(server.address, older, WIRE)
