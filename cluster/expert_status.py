@@ -6,11 +6,12 @@ import asyncio
 
 from cluster.application import Applications
 from cluster.config import ClusterConfig, WireSection, parse_config
-from cluster.errors import ProtocolError, StartupError
+from cluster.errors import StartupError
+from cluster.members import ask
 from cluster.messages import Address, AskExperts, ExpertBalance
 from cluster.ray_services import ApplicationKeys
 from cluster.serve_details import config_of
-from cluster.wire import Identity, connect, new_incarnation
+from cluster.wire import Identity, new_incarnation
 
 
 class Asker:
@@ -36,12 +37,4 @@ class Asker:
 
 async def ask_experts(router: Address, identity: Identity, config: WireSection) -> ExpertBalance:
     """WorkerLost if it does not answer."""
-    connection = await connect(router, identity, config, label="the router")
-    try:
-        async with await connection.open(AskExperts()) as stream:
-            answer = await stream.receive()
-    finally:
-        await connection.close()
-    if not isinstance(answer, ExpertBalance):
-        raise ProtocolError(f"the router answered a question about experts with {answer}")
-    return answer
+    return await ask(router, AskExperts(), ExpertBalance, identity, config, label="the router")
