@@ -5,21 +5,14 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from cluster.doctor.names import FOLDERS
+
 ROOT = Path(__file__).parent.parent
-FOLDERS = (
-    "cluster",
-    "offline",
-    "prefill_worker",
-    "decode_worker",
-    "engine",
-    "kv_transfer",
-    "model",
-    "kernels",
-)
 NAMELESS = {
     "manager",
     "util",
@@ -84,3 +77,9 @@ def test_nothing_needs_the_world_outside_the_repository() -> None:
         text = path.read_text(encoding="utf-8")
         for forbidden in (f"{ROOT}/", "/root/", "/home/", "../shared"):
             assert forbidden not in text, f"{path.relative_to(ROOT)} names {forbidden}"
+
+
+def test_the_doctor_looks_for_every_name_that_is_installed() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    installed = project["tool"]["setuptools"]["packages"]["find"]["include"]
+    assert sorted(FOLDERS) == sorted(pattern.rstrip("*") for pattern in installed)

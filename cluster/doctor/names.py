@@ -21,6 +21,7 @@ FOLDERS = (
     "kv_transfer",
     "model",
     "kernels",
+    "offline",
 )
 
 
