@@ -11,11 +11,14 @@ import logging
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import ray
 from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
+from ray._private.runtime_env.packaging import _dir_travel
 from ray._private.services import canonicalize_bootstrap_address
 from ray.dashboard.modules.serve.sdk import ServeSubmissionClient
 from ray.util.state import list_actors
@@ -105,8 +108,13 @@ class Applications:
         """The folder's content as a package in the cluster, the same one that a job would make."""
         logging.getLogger("ray.dashboard.modules.dashboard_sdk").setLevel(logging.WARNING)
         runtime_env = {"working_dir": folder}
-        with _dashboard_says():
-            self._client._upload_working_dir_if_needed(runtime_env)
+        try:
+            with _dashboard_says():
+                self._client._upload_working_dir_if_needed(runtime_env)
+        except StartupError as error:
+            if "413" not in str(error):  # HTTP's word for a body that is too large
+                raise
+            raise StartupError(too_large(folder)) from error
         return runtime_env["working_dir"]
 
     @contextmanager
@@ -189,6 +197,26 @@ class Applications:
             proxy = proxy_options(details)
         with _dashboard_says():
             self._client.deploy_applications({**proxy, "applications": [*others, *schemas]})
+
+
+def too_large(folder: str) -> str:
+    """What to do about a folder of which Ray takes no package, and what in it is to blame."""
+    sizes: Counter[str] = Counter()
+
+    def count(path: Path) -> None:
+        if path.is_file():
+            sizes[path.relative_to(folder).parts[0]] += path.stat().st_size
+
+    _dir_travel(Path(folder), [_left_out_by_ray], count, include_gitignore=True)
+    named = ", ".join(f"{name} ({size / 1e6:.0f} MB)" for name, size in sizes.most_common(3))
+    return (
+        f"{folder} is too large to be uploaded as code: Ray takes 100 MiB. List what the cluster "
+        f"does not run in .rayignore or .gitignore; the largest in it: {named}"
+    )
+
+
+def _left_out_by_ray(path: Path) -> bool:
+    return path.name in (".git", ".venv", "venv", "__pycache__")
 
 
 @contextmanager

@@ -43,8 +43,18 @@ def given(environ: Mapping[str, str], settings: Collection[str]) -> Iterator[Giv
         setting = setting_of(name)
         if setting in settings:
             yield Given(setting, toml_value(environ[name]), name)
-        elif "." in setting:
+        elif _is_meant(setting):
             raise StartupError(f"{name}: {_unknown(name, _names(settings))}")
+
+
+def misspelt(environ: Mapping[str, str], settings: Collection[str]) -> list[str]:
+    """Variables that are meant as settings of which there is none: a launch refuses them."""
+    return [
+        name
+        for name in sorted(environ)
+        if name.startswith(OWN) and name not in BY_NAME and _is_meant(setting_of(name))
+        if setting_of(name) not in settings
+    ]
 
 
 def variable_of(setting: str) -> str:
@@ -89,6 +99,11 @@ def remarks(environ: Mapping[str, str], settings: Collection[str]) -> list[str]:
         elif name not in known:
             found.append(f"{name}: {_unknown(name, known)}")
     return found
+
+
+def _is_meant(setting: str) -> bool:
+    """Not only one of ours by accident: it has a section."""
+    return "." in setting
 
 
 def _names(settings: Collection[str]) -> list[str]:

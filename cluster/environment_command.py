@@ -11,7 +11,7 @@ from functools import reduce
 from typing import Any
 
 from cluster.config import ClusterConfig, load_config, setting_names
-from cluster.environment import given, remarks, variable_of
+from cluster.environment import given, misspelt, remarks, variable_of
 from cluster.environment_table import TABLE, Variable
 
 ENV = "environment variables that are read: value, where it comes from, what it means"
@@ -38,21 +38,27 @@ def add_env(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run_env(options: argparse.Namespace) -> int:
-    """Raises StartupError, with the variable's name, for a value that cannot be."""
+    """Exit status 1 where a launch would refuse a name. Raises StartupError, with the variable's
+    name, for a value that cannot be."""
     names = setting_names()
-    shown = rows(os.environ, everything=options.all)
-    shown += setting_rows(os.environ, options.config, everything=options.all)
+    wrong = misspelt(os.environ, names)
+    usable = {name: value for name, value in os.environ.items() if name not in wrong}
+    shown = rows(usable, everything=options.all)
+    shown += setting_rows(usable, options.config, everything=options.all)
     found = remarks(os.environ, names)
+    status = 1 if wrong else 0
     if options.json:
         print(json.dumps({"variables": [asdict(row) for row in shown], "remarks": found}, indent=2))
-        return 0
+        return status
     width = max(len(row.name) for row in shown)
     for row in shown:
         value = "-" if row.value is None else row.value
         print(f"{row.name:<{width}}  {value:<24} {row.source:<12} {row.meaning}".rstrip())
     for remark in found:
         print(f"warning: {remark}")
-    return 0
+    if wrong:
+        print(f"a launch refuses {', '.join(wrong)}")
+    return status
 
 
 def rows(environ: Mapping[str, str], *, everything: bool) -> list[Row]:

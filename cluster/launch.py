@@ -62,6 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    except KeyboardInterrupt:
+        print("launch interrupted; what it began is taken back", file=sys.stderr)
+        return 130
     return 0
 
 
@@ -101,10 +104,10 @@ def remarks(config: ClusterConfig) -> list[str]:
     """What a configuration asks for that this version holds but does not use."""
     pools = (config.prefill, config.decode)
     found = []
-    if any(pool.gpus for pool in pools):
+    if any(pool.gpus and (config.model.dtype == "float32" or pool.cp > 1) for pool in pools):
         found.append(
-            "on GPUs this version computes in float32 by torch's own ops, and moves state through "
-            "host memory: right, but slow"
+            "on GPUs float32, in which ranks that run prompts together (cp) compute too, goes op "
+            "by op: right, but slow"
         )
     experts = routed_experts(ROOT / config.model.path)
     return [*found, *expert_remarks(config, experts)] if experts else found

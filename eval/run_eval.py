@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -93,7 +94,8 @@ async def ask_all(plan: Plan, endpoint: Endpoint, results: Results, out: TextIO)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 0 if every answer is there, 1 if some are missing, 2 if it could not begin."""
+    """Exit status 0 if every answer is there, 1 if some are missing, 2 if it could not begin, 130
+    if interrupted: what was answered is kept."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.offline and (options.model or options.api == "chat"):
@@ -107,6 +109,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (BadFile, BadResults, StartupError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("run_eval.py: interrupted; the same command goes on from here", file=sys.stderr)
+        return 130
     if asked.left_out:
         print(f"{asked.left_out} questions need an image and were left out", file=sys.stderr)
     if kept:
@@ -192,11 +197,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--samples", type=_positive, default=1, help="answers to each question")
     parser.add_argument("--limit", type=_positive, help="only so many questions, the first ones")
     parser.add_argument("--concurrency", type=_positive, default=8, help="answers at a time")
-    parser.add_argument("--temperature", type=float, default=1.0, help="0: greedy")
-    parser.add_argument("--top-p", type=float, default=1.0, help="as the server takes it")
+    parser.add_argument("--temperature", type=_number, default=1.0, help="0: greedy")
+    parser.add_argument("--top-p", type=_number, default=1.0, help="as the server takes it")
     parser.add_argument("--max-tokens", type=_positive, default=32768, help="of one answer")
     parser.add_argument("--seed", type=int, default=0, help="sample i has seed + i")
-    parser.add_argument("--timeout", type=float, default=3600.0, help="seconds for one answer")
+    parser.add_argument("--timeout", type=_number, default=3600.0, help="seconds for one answer")
     parser.add_argument(
         "--api-key-env", default="OPENAI_API_KEY", help="variable that holds the server's key"
     )
@@ -211,6 +216,17 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number from 1 on, not {text!r}")
     return int(text)
+
+
+def _number(text: str) -> float:
+    """JSON has no infinity, and what is no number compares with nothing."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"must be a finite number from 0 on, not {text!r}")
+    return number
 
 
 if __name__ == "__main__":

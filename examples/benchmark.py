@@ -41,7 +41,7 @@ PHASES: tuple[Phase, ...] = ("decode", "prefill", "encoder")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 2, and one line, for what cannot be."""
+    """Exit status 2, and one line, for what cannot be; 130 if interrupted."""
     options = _parser().parse_args(arguments)
     others = {
         name: value
@@ -56,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ClusterError, ValueError, OSError) as error:
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("benchmark.py: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 

@@ -55,7 +55,8 @@ class Batch:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit status 1 if a check of structured output fails, 2 for what cannot be, in one line."""
+    """Exit status 1 if a check of structured output fails, 2 for what cannot be, in one line, 130
+    if interrupted."""
     options = _parser().parse_args(arguments)
     for remark in environment.remarks(os.environ, setting_names()):
         print(f"note: {remark}", file=sys.stderr)
@@ -64,6 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ClusterError, ValueError, TypeError) as error:
         print(f"offline_inference.py: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("offline_inference.py: interrupted", file=sys.stderr)
+        return 130
 
 
 def _run(options: argparse.Namespace) -> int:

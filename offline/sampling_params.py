@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from offline.structured_output import grammar_of
@@ -47,8 +48,8 @@ class SamplingParams:
     seq_seed: int | None = None
 
     def __post_init__(self) -> None:
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must be 0 or more, not {self.temperature}")
+        if not 0 <= self.temperature < inf:
+            raise ValueError(f"temperature must be 0 or more, and finite, not {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be in (0, 1], not {self.top_p}")
         if self.top_k != -1 and not 1 <= self.top_k < 1 << 31:

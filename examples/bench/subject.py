@@ -58,13 +58,18 @@ class Subject:
         block_tokens = 16 if self.accelerator.kind == "cpu" else 128
         layout = Layout(state_fields(self.spec), block_tokens, ring_slack=slack)
         blocks = count * -(-length // block_tokens)
+        needed = blocks * layout.block_bytes + count * layout.slot_bytes
+        state = f"state of {count} requests of {length} tokens takes {needed / 1e9:.1f} GB"
+        free = free_bytes(self.accelerator)
+        if needed > free:
+            raise ValueError(
+                f"{state}, and {free / 1e9:.1f} GB are free: "
+                f"{int(count * free / needed)} such requests would fit"
+            )
         try:
             memory = open_memory(layout, blocks, count, self.accelerator.device)
         except (torch.OutOfMemoryError, RuntimeError) as error:
-            raise ValueError(
-                f"state of {count} requests of {length} tokens takes "
-                f"{blocks * layout.block_bytes / 1e9:.1f} GB, which are not there: {error}"
-            ) from error
+            raise ValueError(f"{state}, which are not there: {error}") from error
         pool = BlockPool(blocks, count, block_tokens)
         leases = [pool.lease(length) for _ in range(count)]
         cache = cache_over(memory, leases)
@@ -93,6 +98,15 @@ class Subject:
                         values = torch.randn(len(part), field.dim, device=device)
                         owners = torch.full_like(part, request)
                         cache.write(field.name, layer, owners, part, values)
+
+
+def free_bytes(accelerator: Accelerator) -> int:
+    """Of the device, or, on a CPU, what programs can have without swapping."""
+    on_device = accelerator.free_bytes()
+    if on_device is not None:
+        return on_device
+    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    return int(next(line.split()[1] for line in lines if line.startswith("MemAvailable:"))) << 10
 
 
 def load_subject(

@@ -17,10 +17,15 @@ from typing import Any
 if __name__ == "__main__":  # a script's own folder is first on the path; the root belongs there
     sys.path[0] = str(Path(__file__).resolve().parent.parent.parent)
 
-import matplotlib
+try:
+    import matplotlib
 
-matplotlib.use("Agg")
-from matplotlib import pyplot
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+except ModuleNotFoundError as missing:
+    if __name__ != "__main__":
+        raise
+    sys.exit(f"plot_pareto.py: {missing.name} is missing; pip install 'tandem-serve[plots]'")
 
 from examples.sweep.points import AXES, Axes, BadPoint, curves, front, places
 

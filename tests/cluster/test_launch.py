@@ -13,6 +13,7 @@ import pytest
 from ray._private.runtime_env.packaging import get_uri_for_directory
 
 from cluster import launch
+from cluster.application import Applications
 from cluster.config import ClusterConfig, load_config, parse_config
 from cluster.deployment_options import DIGEST, deployment_options
 from cluster.errors import StartupError
@@ -82,10 +83,11 @@ def test_the_sizes_of_the_domain_config_are_4_and_64() -> None:
 
 def test_what_is_held_but_not_used_is_told() -> None:
     configs = ROOT / "deploy" / "configs"
-    said = {name: remarks(load_config(configs / f"{name}.toml")) for name in ("local", "one_node")}
-    assert said["local"] == []
-    assert [remark for remark in said["one_node"] if "GPUs" in remark] == said["one_node"] != []
-    assert len(remarks(load_config(configs / "scale_up_domain.toml"))) == 1
+    for name in ("local", "one_node", "scale_up_domain"):
+        assert remarks(load_config(configs / f"{name}.toml")) == []
+    for slow in (["model.dtype=float32"], ["prefill.ranks=2", "prefill.cp=2"]):
+        said = remarks(load_config(configs / "one_node.toml", slow))
+        assert any("right, but slow" in remark for remark in said)
 
 
 def test_a_first_launch_asks_for_what_the_config_says() -> None:
@@ -252,3 +254,31 @@ def test_what_the_cluster_does_not_run_is_no_part_of_the_code(tmp_path: Path) ->
     assert code(tmp_path) == before
     (tmp_path / "cluster" / "more.py").write_text("")
     assert code(tmp_path) != before
+
+
+def test_an_interruption_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "launch", interrupted)
+    assert launch.main([]) == 130
+    assert capsys.readouterr().err == "launch interrupted; what it began is taken back\n"
+
+
+def test_a_folder_that_ray_does_not_take_is_told_with_what_is_large_in_it(tmp_path: Path) -> None:
+    (tmp_path / ".rayignore").write_text("/kept-here/\n")
+    sizes = {"weights": 3_000_000, "notes": 2_000_000, "code": 10, "more": 99}
+    for name, size in {**sizes, ".git": 9_000_000, "kept-here": 9_000_000}.items():
+        (tmp_path / name / "deep").mkdir(parents=True)
+        (tmp_path / name / "deep" / "file").write_bytes(bytes(size))
+
+    class Refusing:
+        def _upload_working_dir_if_needed(self, runtime_env: object) -> None:
+            raise RuntimeError("Request failed with status code 413: too large")
+
+    applications = Applications.__new__(Applications)
+    applications._client = Refusing()
+    with pytest.raises(StartupError, match=r"weights \(3 MB\), notes \(2 MB\), more \(0 MB\)$"):
+        applications.package(str(tmp_path))

@@ -231,3 +231,29 @@ def test_the_bar_shows_how_far_it_is_and_how_long_it_takes() -> None:
 def test_the_samples_are_whole_sets() -> None:
     for name, file in (("aime", "aime.jsonl"), ("gpqa", "gpqa.csv"), ("hle", "hle.jsonl")):
         assert len(read_questions(SETS[name], SAMPLES / file).questions) >= 3
+
+
+def test_an_interruption_is_one_line_and_keeps_what_was_answered(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(*_: Any) -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run_eval, "ask_all", interrupted)
+    words = ["--set", "aime", "--data", str(AIME), "--base-url", "http://127.0.0.1:1"]
+    assert run_eval.main([*words, "--out", str(tmp_path / "aime.jsonl")]) == 130
+    assert capsys.readouterr().err == (
+        "run_eval.py: interrupted; the same command goes on from here\n"
+    )
+    assert (tmp_path / "aime.jsonl").is_file()
+
+
+@pytest.mark.parametrize("option", ["--temperature", "--top-p", "--timeout"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-1", "hot"])
+def test_a_number_that_json_cannot_say_is_refused(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--set", "aime", "--data", str(AIME), "--base-url", "http://127.0.0.1:1"]
+    with pytest.raises(SystemExit):
+        run_eval.main([*words, "--out", str(tmp_path / "a.jsonl"), f"{option}={value}"])
+    assert f"must be a finite number from 0 on, not '{value}'" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 
 from examples import benchmark
+from examples.bench import subject
 from examples.bench.point import Ran, lines, point
 from examples.bench.routing import Routing
 from examples.bench.settings import Settings, routing_of
 from examples.bench.timing import Times
+from kernels.accelerator import CPU
 
 SETTINGS = Settings(
     tag="t",
@@ -185,3 +188,33 @@ def test_drafts_are_not_fewer_than_none(
     assert "must be a whole number from 0 on, not '-1'" in capsys.readouterr().err
     monkeypatch.setenv("DEEPINFER_USE_NEXTN_DECODE", "-1")
     assert benchmark.main(MINI) == 2
+
+
+def test_state_that_does_not_fit_is_refused_with_numbers_before_any_memory_is_taken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subject, "free_bytes", lambda accelerator: 10_000_000)
+    monkeypatch.setattr(subject, "open_memory", None)
+    many = ["--phase", "decode", "--decode_num_requests", "100000"]
+    assert benchmark.main([*MINI, *many]) == 2
+    told = capsys.readouterr().err
+    assert re.fullmatch(
+        r"benchmark\.py: state of 100000 requests of \d+ tokens takes \d+\.\d GB, and 0\.0 GB are "
+        r"free: \d+ such requests would fit\n",
+        told,
+    ), told
+
+
+def test_a_machine_has_some_memory_left() -> None:
+    assert 1 << 20 < subject.free_bytes(CPU) < 1 << 50
+
+
+def test_an_interruption_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(job: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(benchmark, "measure", interrupted)
+    assert benchmark.main(MINI) == 130
+    assert capsys.readouterr().err == "benchmark.py: interrupted\n"

@@ -122,3 +122,25 @@ def test_the_check_runs_on_the_engine_that_has_answered(capsys: pytest.CaptureFi
     assert [line.split(":")[1].split()[0] for line in told.splitlines() if "output," in line] == [
         "ok"
     ] * 3
+
+
+def test_an_interruption_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(offline_inference, "LLM", interrupted)
+    assert offline_inference.main(MINI) == 130
+    assert capsys.readouterr().err.endswith("offline_inference.py: interrupted\n")
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-1"])
+def test_a_temperature_that_is_none_is_refused_before_a_model_is_loaded(
+    value: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offline_inference, "LLM", None)
+    assert offline_inference.main([*MINI, f"--temperature={value}"]) == 2
+    assert capsys.readouterr().err.endswith(
+        f"offline_inference.py: temperature must be 0 or more, and finite, not {float(value)}\n"
+    )

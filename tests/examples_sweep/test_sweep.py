@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -236,3 +239,19 @@ def test_a_benchmark_that_fails_says_its_last_line(
         sweeping.run_benchmark(["--steps", "1"])
     program.write_text(f"print('table'); print({json.dumps(json.dumps({'phase': 'decode'}))})")
     assert sweeping.run_benchmark([]) == {"phase": "decode"}
+
+
+def test_a_missing_matplotlib_is_one_line_that_says_what_to_install(tmp_path: Path) -> None:
+    (tmp_path / "matplotlib.py").write_text("raise ModuleNotFoundError(name='matplotlib')\n")
+    script = Path(__file__).parents[2] / "examples" / "sweep" / "plot_pareto.py"
+    told = subprocess.run(
+        [sys.executable, str(script), "decode"],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert told.returncode == 1
+    assert told.stderr == (
+        "plot_pareto.py: matplotlib is missing; pip install 'tandem-serve[plots]'\n"
+    )

@@ -18,6 +18,7 @@ DIGITS = {"schema_type": "regex", "schema": "[0-9]+"}
     [
         ({"temperature": -0.1}, "^temperature must be 0 or more"),
         ({"temperature": float("nan")}, "^temperature"),
+        ({"temperature": float("inf")}, "^temperature must be 0 or more, and finite, not inf"),
         ({"top_p": 0.0}, "^top_p"),
         ({"top_p": 1.1}, "^top_p"),
         ({"top_k": 0}, "^top_k must be -1"),
