@@ -55,7 +55,9 @@ bench: install ## the CPU benchmarks of docs/benchmarks.md
 
 bench-gpu: install ## the GPU benchmarks of docs/benchmarks.md, on a machine with an NVIDIA GPU
 	$(PY) -m kernels.bench --peers
+	$(PY) -m engine.bench_slice
 	$(PY) -m kv_transfer.bench_gpu
+	$(PY) -m tests.bench_cluster_gpu
 
 clean: ## remove the virtual environment and caches
 	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

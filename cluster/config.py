@@ -34,6 +34,9 @@ class ModelSection(Section):
     # approximation that V4.1 was trained with.
     truncation: Literal["off", "mask", "compact"] = "off"
     keep_tokens: int = Field(default=140, ge=1)
+    # What ranks compute in. "bfloat16": on weights and request state as they are stored, NVIDIA
+    # GPUs only. "float32": on their values, anywhere. "auto": bfloat16 where it can be.
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
 
     @property
     def kept(self) -> int:
@@ -64,6 +67,12 @@ class EngineSection(Section):
     # preempted, and state is small enough for that (890 B a token). Less: more answers fit that
     # end early; when blocks run out, the youngest is preempted and prefilled again.
     output_reserved: float = Field(default=1.0, ge=0, le=1)
+    # "auto": answers' rows are replayed as CUDA graphs where the model works in place (model.dtype)
+    # on an NVIDIA GPU, and the rank has all its experts. "off": launched, as everywhere else.
+    graphs: Literal["auto", "off"] = "auto"
+    graph_interval: int = Field(default=8, ge=1)  # rows of graphs are multiples of it, or fewer
+    # There too, the next step of answers is begun before the tokens of this one are known.
+    run_ahead: bool = True
 
 
 class PoolSection(Section):

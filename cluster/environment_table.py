@@ -70,6 +70,9 @@ _IMAGES = "images are not served yet"
 _LOGS = "`log.level`, metrics and `tandem trace` take its place: docs/observability.md"
 _SAMPLING = "sampling is asked for by each request: docs/sampling.md"
 
+_GRAPHS = ("prefill.engine.graphs", "decode.engine.graphs")
+_GRAPH_INTERVALS = ("prefill.engine.graph_interval", "decode.engine.graph_interval")
+_RUN_AHEAD = ("prefill.engine.run_ahead", "decode.engine.run_ahead")
 _ACCELERATORS = ("prefill.accelerator", "decode.accelerator")
 
 TABLE: tuple[Variable, ...] = (
@@ -188,15 +191,33 @@ TABLE: tuple[Variable, ...] = (
     ),
     *_unused("int", "PREFILL_STORE_EXTRA_SIZE", _TRUNCATION),
     *_unused("bool", "PREFILL_STORE_EXTRA_STATE", _TRUNCATION),
+    Variable(
+        "DEEPINFER_ENFORCE_EAGER",
+        "no CUDA graphs: decode steps are launched one by one",
+        kind="bool",
+        sets={"True": dict.fromkeys(_GRAPHS, "off")},
+    ),
+    Variable(
+        "DEEPINFER_CUDAGRAPH_BATCH_SIZE_INTERVAL",
+        "rows of graphs: 1, 2, 4 ... below it, then its multiples, then max_rows",
+        kind="int",
+        sets={"": dict.fromkeys(_GRAPH_INTERVALS)},
+    ),
+    Variable(
+        "DEEPINFER_ZERO_OVERHEAD_SCHEDULING",
+        "the next decode step is begun before the tokens of this one are known",
+        kind="bool",
+        sets={"False": dict.fromkeys(_RUN_AHEAD, False), "": dict.fromkeys(_RUN_AHEAD, True)},
+    ),
     *_unused(
         "bool",
-        "ENFORCE_EAGER ENGRAM_FORCE_GPU_STORAGE BATCH_INVARIANT DISABLE_SYNC_GUARD "
+        "ENGRAM_FORCE_GPU_STORAGE BATCH_INVARIANT DISABLE_SYNC_GUARD "
         "PROFILE_TORCH_CUDA_MEMORY ENABLE_MEMORY_TRACING",
         _GPU,
     ),
     *_unused(
         "int",
-        "CUDAGRAPH_BATCH_SIZE_INTERVAL NCCL_NUM_SMS USERBUFFER_COMM_SMS "
+        "NCCL_NUM_SMS USERBUFFER_COMM_SMS "
         "INDEX_ATTN_MEMORY_LIMIT NCCL_MEMORY_SAMPLE_INTERVAL_STEPS",
         _GPU,
     ),
@@ -207,7 +228,6 @@ TABLE: tuple[Variable, ...] = (
         "GC_INTERVAL_STEP",
         _SCHEDULING,
     ),
-    *_unused("bool", "ZERO_OVERHEAD_SCHEDULING", _SCHEDULING),
     *_unused("float", "NUM_STATE_SLOTS_RATIO", _SCHEDULING),
     *_unused("bool", "XGRAMMAR_DEBUG XGRAMMAR_DISABLE_CACHE", _GRAMMAR),
     *_unused("int", "XGRAMMAR_TIMEOUT XGRAMMAR_CACHE_LIMIT_BYTES SO_BUILDER_CPUS", _GRAMMAR),

@@ -19,7 +19,8 @@ Who says what (-> first message of a stream, then what may follow on the same st
                         Cancel, Stop       from the caller, on the same stream
     prefill -> decode   Connect          | Connected, Failed: once per pair of incarnations
     prefill -> decode   OpenPush         | PushOpened, Unpacked, Accepted, RejectedNow, Cancel
-                        Pushed, Commit     from prefill, on the same stream
+                        Planned, Pushed,   from prefill, on the same stream
+                        Commit
                         Cancelled          from prefill, asked by decode's Cancel or not
     prefill -> decode   Cancelled        | nothing: of a direct push whose own stream broke off
     caller -> prefill   AskPairs         | Pairs
@@ -56,6 +57,7 @@ from cluster.transfer_messages import OpenPush as OpenPush
 from cluster.transfer_messages import PairPath as PairPath
 from cluster.transfer_messages import Pairs as Pairs
 from cluster.transfer_messages import PieceDigest as PieceDigest
+from cluster.transfer_messages import Planned as Planned
 from cluster.transfer_messages import Pushed as Pushed
 from cluster.transfer_messages import PushOpened as PushOpened
 from cluster.transfer_messages import RejectedNow as RejectedNow
@@ -63,7 +65,7 @@ from cluster.transfer_messages import Segment as Segment
 from cluster.transfer_messages import Span as Span
 from cluster.transfer_messages import Unpacked as Unpacked
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 Role = Literal["prefill", "decode"]
 FinishReason = Literal["stop", "length"]
@@ -360,6 +362,7 @@ WireMessage = Annotated[
     | Connected
     | OpenPush
     | PushOpened
+    | Planned
     | Pushed
     | Unpacked
     | Commit

@@ -40,6 +40,22 @@ STUCK = Metric("tandem_stuck_seconds", "gauge", "time without a step while there
 HOMELESS = Metric("tandem_homeless_blocks", "gauge", "blocks of prompts that wait for a place")
 STEPS = Metric("tandem_engine_steps", "counter", "steps made by engines")
 TOKENS = Metric("tandem_engine_tokens", "counter", "tokens made by engines")
+STEP_TIME = Metric("tandem_step_seconds", "counter", "spent in steps by engines")
+WAIT_TIME = Metric("tandem_step_wait_seconds", "counter", "of these, waiting for the device")
+DECODE_STEPS = Metric(
+    "tandem_decode_steps",
+    "counter",
+    "steps of answers' rows apart from others: graph, or launched one by one",
+    ("pool", "path"),
+)
+ROWS_AHEAD = Metric(
+    "tandem_rows_ahead",
+    "counter",
+    "rows that were begun before they were asked for: used, unused",
+    ("pool", "outcome"),
+)
+GRAPHS = Metric("tandem_graphs", "gauge", "CUDA graphs of decode steps")
+GRAPH_BYTES = Metric("tandem_graph_bytes", "gauge", "device memory of CUDA graphs, about")
 PREEMPTIONS = Metric("tandem_preemptions", "counter", "answers that gave their memory to others")
 HANDOFFS = Metric("tandem_handoffs", "counter", "requests handed over", ("pool", "path"))
 MOVED = Metric("tandem_transfer_bytes", "counter", "state handed over", ("pool", "path"))
@@ -73,6 +89,12 @@ METRICS = (
     HOMELESS,
     STEPS,
     TOKENS,
+    STEP_TIME,
+    WAIT_TIME,
+    DECODE_STEPS,
+    ROWS_AHEAD,
+    GRAPHS,
+    GRAPH_BYTES,
     PREEMPTIONS,
     HANDOFFS,
     MOVED,
@@ -102,6 +124,7 @@ def rank_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
     yield Sample(STUCK, health["stuck_s"], (pool,))
     yield Sample(STEPS, health["steps"], (pool,))
     yield Sample(TOKENS, status["tokens"], (pool,))
+    yield from _step_samples(pool, status["steps"])
     yield Sample(PREEMPTIONS, status["preempted"], (pool,))
     if "moved" in status:  # it sends
         yield Sample(HOMELESS, status["homeless_blocks"], (pool,))
@@ -111,6 +134,17 @@ def rank_samples(status: Mapping[str, Any]) -> Iterator[Sample]:
             yield Sample(MOVE_TIME, moved["seconds"], (pool, path))
             yield Sample(HIDDEN_TIME, moved["hidden_s"], (pool, path))
         yield from _path_samples(pool, status)
+
+
+def _step_samples(pool: str, steps: Mapping[str, Any]) -> Iterator[Sample]:
+    yield Sample(STEP_TIME, steps["steps_s"], (pool,))
+    yield Sample(WAIT_TIME, steps["waited_s"], (pool,))
+    yield Sample(DECODE_STEPS, steps["replayed"], (pool, "graph"))
+    yield Sample(DECODE_STEPS, steps["launched"], (pool, "launched"))
+    yield Sample(ROWS_AHEAD, steps["rows_ahead_used"], (pool, "used"))
+    yield Sample(ROWS_AHEAD, steps["rows_ahead_unused"], (pool, "unused"))
+    yield Sample(GRAPHS, steps["graphs"], (pool,))
+    yield Sample(GRAPH_BYTES, steps["graph_bytes"], (pool,))
 
 
 def _path_samples(pool: str, status: Mapping[str, Any]) -> Iterator[Sample]:

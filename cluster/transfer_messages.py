@@ -76,8 +76,18 @@ class Span(Value):
     stop: int
 
 
+class Planned(Value):
+    """All pushes of a packed state, before the first of them: their spans, by number.
+
+    So that whoever unpacks them on a device can get ready; Pushed has no spans then.
+    """
+
+    kind: Literal["planned"] = "planned"
+    pushes: tuple[tuple[Span, ...], ...]
+
+
 class Pushed(Value):
-    """The spans of push number `seq` are written, and can be seen.
+    """The spans of push number `seq` are written, and can be seen: those named here, or planned.
 
     If the push is direct they stand in their blocks and slot. Else they lie in its cell one after
     another, each from a multiple of 16 bytes (kv_transfer/staging.py).

@@ -9,11 +9,12 @@ nothing of engines and answers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,27 +34,36 @@ from cluster.messages import (
     Connected,
     Hello,
     OpenPush,
+    Planned,
     Pushed,
     PushOpened,
     RejectedNow,
     Request,
+    Span,
     Unpacked,
 )
 from cluster.wire import Stream
 from decode_worker.reservation import Reservation
+from decode_worker.unpacking import open_unpacking
 from decode_worker.writers import Writers
 from engine.admission import Admission
 from engine.tasks import in_thread
 from kv_transfer.chosen_transport import ChosenTransport
 from kv_transfer.device_slab import DeviceSlab
 from kv_transfer.digest import RunningDigest, check_pieces
+from kv_transfer.plan import spans_final_at
 from kv_transfer.ring import ReceiveRing
 from kv_transfer.row_mover import RowMover
 from kv_transfer.slab import Slab
-from kv_transfer.staging import check_push, push_bytes, unpack_push
+from kv_transfer.staging import check_push, push_bytes
 from model.state import StateField
 
 logger = logging.getLogger(__name__)
+
+
+class _Ends(NamedTuple):
+    spans: tuple[Span, ...]
+    digests: Callable[[], list[int]]
 
 
 class Receiver:
@@ -207,19 +217,38 @@ class Receiver:
         no more. Raises Rejected."""
         pushes = 0
         digest = RunningDigest(self._slab, reservation.lease)
-        take = self._look_at if push.direct else self._unpack
+        unpacking = open_unpacking(
+            self._slab,
+            reservation.lease,
+            digest,
+            self._ring,
+            reservation.segment.segment,
+            self._transport.reach,
+        )
+        planned = False
+        ends = _Ends((), list)
+        if push.direct and isinstance(self._slab, DeviceSlab):
+            ends = await in_thread(self._thread, self._planned_ends, reservation)
+        look = partial(self._look_at, reservation, digest, ends)
         async for message in stream:
             match message:
                 case Cancelled():
                     return True
                 case _ if not reservation.open:
                     continue  # its caller has gone: only the sender's end matters now
+                case Planned() if not (planned or pushes or push.direct):
+                    await in_thread(self._thread, unpacking.plan, message.pushes)
+                    planned = True
                 case Pushed() if message.seq == pushes:
-                    await in_thread(self._thread, take, reservation, message, digest)
-                    if not push.direct:
+                    if push.direct:
+                        await in_thread(self._thread, look, message)
+                    else:
+                        await in_thread(self._thread, unpacking.unpack, message)
                         await stream.send(Unpacked(seq=pushes))
                     pushes += 1
                 case Commit() if message.length == reservation.length:
+                    if not push.direct:
+                        await in_thread(self._thread, unpacking.finish)
                     check_pieces(digest.pieces(self._fields, reservation.length), message.pieces)
                     reservation.first_token.set_result(message.first_token)
                     # a commit comes after the sender's last write
@@ -231,23 +260,30 @@ class Receiver:
                     raise ProtocolError(f"{message.kind} does not belong after {pushes} pushes")
         return False
 
-    def _unpack(self, reservation: Reservation, push: Pushed, digest: RunningDigest) -> None:
-        """In the receiver's thread. Raises ProtocolError for spans that cannot be."""
-        size = push_bytes(self._slab.layout, push.spans)
-        cell = self._ring.view(reservation.segment.segment, push.seq, size)
-        unpack_push(self._slab, reservation.lease, push.spans, cell)
-        digest.add(push.spans)
+    def _planned_ends(self, reservation: Reservation) -> _Ends:
+        """Digests, planned now, of the rows that come last: somebody waits for those."""
+        length = reservation.length
+        spans = tuple(spans_final_at(self._fields, length, length, last=True))
+        return _Ends(spans, self._mover.planned_digests(reservation.lease, spans))
 
-    def _look_at(self, reservation: Reservation, push: Pushed, digest: RunningDigest) -> None:
-        """As _unpack, of rows that stand in the blocks already."""
+    @property
+    def _mover(self) -> RowMover:
+        assert self._transport.direct is not None
+        return RowMover(self._slab, self._transport.direct.reach)
+
+    def _look_at(
+        self, reservation: Reservation, digest: RunningDigest, ends: _Ends, push: Pushed
+    ) -> None:
+        """In the receiver's thread, at rows that stand in the blocks. Raises ProtocolError."""
         layout, lease, spans = self._slab.layout, reservation.lease, push.spans
         check_push(layout, lease.length, spans, push_bytes(layout, spans))
         if isinstance(self._slab, Slab):
             digest.add(spans)
             return
-        assert self._transport.direct is not None
-        mover = RowMover(self._slab, self._transport.direct.reach)
-        digest.add_known(spans, mover.digests(lease, spans))
+        if ends.spans == spans:
+            digest.add_known(spans, ends.digests())
+        else:
+            digest.add_known(spans, self._mover.digests(lease, spans))
 
     def _writing_is_over(self, reservation: Reservation, sender: str) -> None:
         reservation.fail(WorkerLost(f"{sender} has given up the push of {reservation.id}"))

@@ -73,7 +73,9 @@ class DecodeRank(Rank):
     async def transfers(self) -> AsyncIterator[None]:
         self._stops = self._told_in_vain = 0
         sizes = self.config.transfer
-        self.ring = ReceiveRing(sizes.ring_bytes, sizes.cell_bytes, sizes.cells)
+        self.ring = ReceiveRing(
+            sizes.ring_bytes, sizes.cell_bytes, sizes.cells, self.transport.cells
+        )
         with Receiver(
             name=self.name,
             incarnation=self.incarnation,

@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from cluster.messages import Request, unpack_ids
+from cluster.messages import Request, Sampling, unpack_ids
 from engine.grammar import Constraint
 
 
@@ -69,6 +69,17 @@ class Context:
     def takes_the_best(self) -> bool:
         """Greedy, and nothing changes the logits: the fast path."""
         return self.sampling.temperature == 0.0 and not self.changes_logits
+
+    @cached_property
+    def is_plain(self) -> bool:
+        """Its next token depends on the logits and its position alone, and nothing else is asked
+        for: it can be chosen before the token before it is known."""
+        return not self.changes_logits and self.sampling.logprobs is None
+
+    @cached_property
+    def drawn(self) -> Sampling | None:
+        """How its tokens are drawn; None: they are the best, or not plain."""
+        return self.sampling if self.is_plain and self.sampling.temperature > 0.0 else None
 
     # ---------------------------------------------------------------- token ids in the options
 

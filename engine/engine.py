@@ -15,7 +15,7 @@ from cluster.errors import WorkerLost
 from cluster.health import Health
 from cluster.messages import PromptLogprobs, Request, TokenLogprobs
 from engine.choice import Choice
-from engine.request import Broken, End, Preempted, Removed, Running, stop_ids
+from engine.request import Broken, End, Preempted, Removed, Running, Settle, settled, stop_ids
 from engine.schedule import Schedule
 from engine.step_loop import Execute, News, Pace, StepLoop
 from kv_transfer.blocks import Lease
@@ -143,9 +143,16 @@ class Engine:
         eos_token_id: int,
         name: str,
         pace: Pace | None = None,
+        settle: Settle = settled,
     ) -> None:
+        """As StepLoop."""
         self._loop = StepLoop(
-            schedule=schedule, execute=execute, deliver=self._deliver_later, name=name, pace=pace
+            schedule=schedule,
+            execute=execute,
+            deliver=self._deliver_later,
+            name=name,
+            pace=pace,
+            settle=settle,
         )
         self._eos_token_id = eos_token_id
         self._runs: dict[Running, Run] = {}

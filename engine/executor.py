@@ -1,12 +1,17 @@
-"""Runs one step on the model: rows in, next tokens out. Knows not why these rows were chosen.
+"""Runs one step: rows in, next tokens out. Knows not why these rows were chosen.
 
-A prompt whose log-probabilities are wanted has the logits of all its rows made, others one row's.
+With a decoder, answers' rows are a decode step of their own, and the next one of those that go on
+is begun before this one's tokens are waited for (run_ahead.py). All other rows, and without a
+decoder all rows, run together.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,152 +20,114 @@ from torch import Tensor
 from cluster.errors import ClusterError
 from engine.choice import Choice
 from engine.context import Context
-from engine.context_team import ContextTeam
+from engine.decode_steps import Decoder
+from engine.device_copies import Milestone
+from engine.expert_exchange import GroupLost
 from engine.grammar import Compiler, Constraint, MaskThreads
-from engine.images import Encode, ImageRows
 from engine.logprobs import prompt_logprobs
 from engine.request import Running
-from engine.sampler import sample
+from engine.run_ahead import RunAhead
+from engine.runner import Runner
+from engine.sampler import Sampled
 from engine.scored import Scored
+from engine.step_batch import logit_rows
 from engine.step_loop import Outcome, Work
-from kv_transfer.device_slab import DeviceSlab
-from kv_transfer.slab import Slab
-from kv_transfer.state_memory import cache_over
-from kv_transfer.watched_cache import WatchedCache
-from model.batch import Chunk, ForwardBatch, build_batch
-from model.cache import Cache
-from model.spec import ModelSpec
-from model.vision import VisionEncoder
 
-
-class Model(Protocol):
-    """What an engine needs of a model; model.transformer.Transformer is one."""
-
-    @property
-    def spec(self) -> ModelSpec: ...
-
-    @property
-    def vision(self) -> VisionEncoder | None:
-        """What images are to it; None: it takes none."""
-        ...
-
-    def forward(self, batch: ForwardBatch, cache: Cache) -> Tensor:
-        """Logits [len(batch.logit_rows), V] float32; every row's state goes into the cache."""
-        ...
+logger = logging.getLogger(__name__)
 
 
 class Executor:
     def __init__(
         self,
-        model: Model,
-        slab: Slab | DeviceSlab,
+        runner: Runner,
         spelled_ids: int | None = None,
         grammars: Compiler | None = None,
-        keep: int = 0,
-        encode: Encode | None = None,
-        team: ContextTeam | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
         """Ids from `spelled_ids` on are padding of the vocabulary, and never sampled.
 
-        `grammars` compiles what requests demand; None: no request demands anything. `keep`: rows
-        at a prompt's end that a truncated prefill takes through all layers; 0: it takes all.
-        `encode` computes what images show; None: no request brings any. `team`: the ranks that
-        run each forward together; the first calls this, the others `follow`.
+        `grammars` compiles what requests demand; None: no request demands anything.
         """
-        self._model = model
-        self._keep = keep
+        self._runner = runner
         self._grammars = grammars
         self._masks = MaskThreads()
-        self._image_rows = ImageRows(encode)
-        self._team = team
         self._spelled_ids = spelled_ids
-        self._slab = slab
         self._contexts: WeakKeyDictionary[Running, Context] = WeakKeyDictionary()
+        self._ahead = None if decoder is None else RunAhead(decoder, self._context, spelled_ids)
+        self.steps_s = self.waited_s = 0.0  # in steps, and of that waiting for their outcomes
+
+    @property
+    def rows_ahead(self) -> tuple[int, int]:
+        """Rows that were begun ahead: asked for later, and for nothing."""
+        return (0, 0) if self._ahead is None else (self._ahead.hits, self._ahead.misses)
 
     @torch.inference_mode()
     def __call__(self, work: Sequence[Work]) -> Sequence[Outcome]:
         """One outcome for each part; raises whatever the forward raises."""
-        leases = [one.running.lease for one in work]
+        began_at = time.perf_counter()
         try:
-            batch = self._batch(work)
+            self._begin_masks(work)
         except Exception:
-            if self._team is not None:
-                self._team.tell_nothing()
+            self._runner.abandon()
             raise
-        if self._team is not None:
-            self._team.tell(batch, leases)
-        cache = self._watched(cache_over(self._slab, leases), work)
-        logits_RV = self._model.forward(batch, cache).cpu()
-        if not any(one.scored for one in work):
-            return self._next_tokens(work, logits_RV)
-        parts = torch.split(logits_RV, [_rows(one) for one in work])
-        last_rows = [part[-1:] for one, part in zip(work, parts, strict=True) if one.grant.samples]
-        outcomes = self._next_tokens(work, torch.cat([logits_RV[:0], *last_rows]))
-        return [_with_prompt(*part) for part in zip(work, parts, outcomes, strict=True)]
+        try:
+            return self._together(work) if self._ahead is None else self._overlap(work, self._ahead)
+        except GroupLost:  # the device may wait for ranks that are gone
+            raise
+        except Exception:
+            self._give_up()
+            raise
+        finally:
+            self.steps_s += time.perf_counter() - began_at
 
-    @torch.inference_mode()
-    def follow(self) -> None:
-        """This rank's part of a step that another one leads."""
-        assert self._team is not None
-        if (step := self._team.hear()) is not None:
-            self._model.forward(step.batch, cache_over(self._slab, step.leases))
+    def settle(self, running: Sequence[Running]) -> None:
+        """engine.request.Settle: all but a step ahead is over when it is told of."""
+        if self._ahead is not None:
+            self._ahead.settle(running)
 
-    def _batch(self, work: Sequence[Work]) -> ForwardBatch:
-        self._begin_masks(work)
-        return build_batch(
-            [self._chunk(one) for one in work],
-            image_token_id=self._model.spec.image_token_id,
-            ngram=self._model.spec.engram_max_ngram_size,
-        )
+    def _overlap(self, work: Sequence[Work], ahead: RunAhead) -> Sequence[Outcome]:
+        """All is begun, the next step last, before anything is waited for."""
+        decoding = ahead.take(work)
+        others = [number for number in range(len(work)) if number not in decoding.parts]
+        rest = self._begin([work[number] for number in others]) if others else None
+        assume = ahead.begin_next(decoding)
+        outcomes: dict[int, Outcome] = {}
+        with self._waiting():
+            outcomes |= decoding.outcomes()
+            if rest is not None:
+                outcomes |= zip(others, rest.outcomes(), strict=True)
+        assume()
+        return [outcomes[number] for number in range(len(work))]
 
-    def _watched(self, cache: Cache, work: Sequence[Work]) -> Cache:
-        """Those who want to know hear of a layer's rows when they are there, not after the step."""
-        told = [
-            (on_rows, one.grant.start + one.grant.count)
-            for one in work
-            if (on_rows := one.running.on_rows) is not None
-        ]
-        if not told:
-            return cache
+    def _together(self, work: Sequence[Work]) -> Sequence[Outcome]:
+        begun = self._begin(work)
+        with self._waiting():
+            return begun.outcomes()
 
-        def final(layer: int) -> None:
-            event = self._event()
-            for on_rows, positions in told:
-                on_rows(layer, positions, event)
-
-        return WatchedCache(cache, final)
-
-    def _event(self) -> Any:
-        """Happens when the device has done what it was asked for so far; None on a CPU."""
-        if isinstance(self._slab, Slab):
-            return None
-        event = torch.get_device_module(self._slab.device).Event()
-        event.record()
-        return event
-
-    def _chunk(self, one: Work) -> Chunk:
-        shown = self._image_rows.of(one.running, one.grant)
-        return Chunk(
-            one.running.token_ids,
-            one.grant.start,
-            one.grant.count,
-            self._window_start(one.running),
-            logits=_wanted(one),
-            embeddings=shown.embeddings,
-            embedded=shown.positions,
-        )
-
-    def _window_start(self, running: Running) -> int:
-        """Counted from the prompt alone: a prompt with output behind it is cut at the same row."""
-        return max(0, running.request.prompt_length - self._keep) if self._keep else 0
-
-    def _next_tokens(
-        self, work: Sequence[Work], logits_RV: Tensor
-    ) -> Sequence[Choice | ClusterError | None]:
-        """`logits_RV` has one row for each part that samples."""
+    def _begin(self, work: Sequence[Work]) -> _Begun:
+        logits_RV = self._runner(work)
+        parts = torch.split(logits_RV, [logit_rows(one) for one in work])
+        if any(one.scored for one in work):
+            last = [part[-1:] for one, part in zip(work, parts, strict=True) if one.grant.samples]
+            logits_RV = torch.cat([logits_RV[:0], *last])
         contexts = [self._context(one.running) for one in work if one.grant.samples]
-        drawn = iter(sample(logits_RV, contexts, self._spelled_ids))
-        return [next(drawn) if one.grant.samples else None for one in work]
+        sampled = Sampled(logits_RV, contexts, self._spelled_ids)
+        return _Begun(work, parts, sampled, Milestone(self._runner.device))
+
+    def _give_up(self) -> None:
+        """Of a step that has failed nothing goes on, nor of the one ahead."""
+        try:
+            Milestone(self._runner.device).wait()
+        except Exception:  # of the device, which then writes nothing any more
+            logger.exception("a step has failed on its device")
+        if self._ahead is not None:
+            self._ahead.forget()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        began_at = time.perf_counter()
+        yield
+        self.waited_s += time.perf_counter() - began_at
 
     def _begin_masks(self, work: Sequence[Work]) -> None:
         """What grammars let come is found while the forward runs."""
@@ -172,11 +139,12 @@ class Executor:
 
     def _context(self, running: Running) -> Context:
         """Made once a request: it sees the ids that are added later."""
-        if running not in self._contexts:
-            self._contexts[running] = Context(
+        found = self._contexts.get(running)
+        if found is None:
+            found = self._contexts[running] = Context(
                 running.request, running.token_ids, running.stop_ids, self._constraint(running)
             )
-        return self._contexts[running]
+        return found
 
     def _constraint(self, running: Running) -> Constraint | None:
         grammar = running.request.sampling.grammar
@@ -188,15 +156,23 @@ class Executor:
         )
 
 
-def _wanted(one: Work) -> Literal["all", "last", "none"]:
-    if one.scored:
-        return "all"
-    return "last" if one.grant.samples else "none"
+@dataclass(frozen=True)
+class _Begun:
+    """Parts that run together; `sampled` has a token for each that samples."""
 
+    work: Sequence[Work]
+    parts: Sequence[Tensor]  # logits of each part
+    sampled: Sampled
+    over: Milestone
 
-def _rows(one: Work) -> int:
-    """How many rows of logits the model makes for it."""
-    return {"all": one.grant.count, "last": 1, "none": 0}[_wanted(one)]
+    def outcomes(self) -> Sequence[Outcome]:
+        """Waits until all rows are in the blocks: who hears of them may send them off."""
+        self.over.wait()
+        choices = iter(self.sampled.choices())
+        return [
+            _with_prompt(one, logits_RV, next(choices) if one.grant.samples else None)
+            for one, logits_RV in zip(self.work, self.parts, strict=True)
+        ]
 
 
 def _with_prompt(one: Work, logits_RV: Tensor, outcome: Choice | ClusterError | None) -> Outcome:
@@ -204,5 +180,5 @@ def _with_prompt(one: Work, logits_RV: Tensor, outcome: Choice | ClusterError | 
     if not positions or alternatives is None:
         return outcome
     tokens = [one.running.token_ids[position] for position in positions]
-    scored = prompt_logprobs(logits_RV[: len(tokens)], positions.start, tokens, alternatives)
-    return Scored(scored, outcome)
+    scored_RV = logits_RV[: len(tokens)].cpu()
+    return Scored(prompt_logprobs(scored_RV, positions.start, tokens, alternatives), outcome)

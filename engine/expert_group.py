@@ -23,10 +23,11 @@ from cluster.replica_dispatch import Ints
 from engine.expert_exchange import Exchange, GroupLost
 from engine.expert_routes import LayerTable
 from engine.expert_slots import ExpertSlots
-from engine.experts import LayerSlots
+from engine.experts import ExpertForm, LayerSlots, StoredForm, ValueForm
 from kernels.ops.route import Routed
 from model.moe import Experts, LocalExperts
 from model.options import ModelOptions
+from model.packed.weights import PackedWeights
 from model.spec import ModelSpec
 from model.weight_source import WeightSource
 
@@ -90,9 +91,23 @@ class ExpertGroup:
         """
         if not prefix.startswith("layers."):
             return LocalExperts(weights, prefix, count, spec, options)
+        return self._next_layer(ValueForm(weights, spec, options), prefix)
+
+    def make_packed_experts(
+        self,
+        weights: PackedWeights,
+        prefix: str,
+        count: int,
+        spec: ModelSpec,
+        options: ModelOptions,
+    ) -> Experts:
+        """The same on weights as they are stored."""
+        return self._next_layer(StoredForm(weights, spec, options), prefix)
+
+    def _next_layer(self, form: ExpertForm, prefix: str) -> Experts:
         number, placement = len(self._layers), self.slots.placed.placement
         held = placement.slots[number, self.exchange.index].tolist()
-        layer = LayerSlots(weights, prefix, held, spec, options)
+        layer = LayerSlots(form, prefix, held)
         self._layers.append(layer)
         self.slots.add_layer(layer)
         return partial(self._compute, number)

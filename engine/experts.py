@@ -1,13 +1,14 @@
-"""The routed experts of one layer that this rank holds: one weight matrix pair for each slot.
+"""The routed experts of one layer that this rank holds: one set of weights for each slot.
 
 A slot knows under which name its weights were read, and nothing is computed for an expert but by
-weights of its own name. Knows nothing of other ranks, of routing, or of when slots change.
+weights of its own name. How weights are kept, as values or as they are stored, is a form's affair.
+Knows nothing of other ranks, of routing, or of when slots change.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -15,8 +16,10 @@ from torch import Tensor
 
 from cluster.replica_dispatch import Ints
 from kernels.ops.expert_mlp import expert_mlp
+from kernels.ops.packed_experts import Fp4Matrices, packed_experts
 from model.moe import GatedWeights
 from model.options import ModelOptions
+from model.packed.weights import PackedWeights
 from model.spec import ModelSpec
 from model.weight_source import WeightSource
 
@@ -24,64 +27,108 @@ from model.weight_source import WeightSource
 
 
 class SlotWeights(NamedTuple):
-    """One expert's weights and their name in the checkpoint, without its last part."""
+    """One expert's weights in their form, and their checkpoint name without its last part."""
 
     name: str
-    gate_up_DG: Tensor
-    down_FD: Tensor
+    tensors: tuple[Tensor, ...]
 
     @property
     def nbytes(self) -> int:
-        return self.gate_up_DG.nbytes + self.down_FD.nbytes
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+class ExpertForm(Protocol):
+    """How experts' weights are kept: a few tensors each, and of all slots the same stacked."""
+
+    def read(self, name: str) -> tuple[Tensor, ...]:
+        """From the checkpoint. Raises KeyError or OSError where it is not to be had."""
+        ...
+
+    def compute(
+        self, x_ND: Tensor, slots_N1: Tensor, shares_N1: Tensor, stacked: tuple[Tensor, ...]
+    ) -> Tensor:
+        """[N, D]: each row through the expert of its slot, times its share."""
+        ...
+
+    def no_rows(self, stacked: tuple[Tensor, ...]) -> Tensor:
+        """[0, D] of what `compute` takes."""
+        ...
+
+
+class ValueForm:
+    """Gate and up [S, D, G] and down [S, F, D] as values, in the dtype of the source."""
+
+    def __init__(self, weights: WeightSource, spec: ModelSpec, options: ModelOptions) -> None:
+        self._weights = weights
+        self._limit, self._fp8 = spec.swiglu_limit, options.activations == "fp8"
+
+    def read(self, name: str) -> tuple[Tensor, ...]:
+        found = GatedWeights(self._weights, name)
+        return found.gate_up_DG, found.down_FD
+
+    def compute(
+        self, x_ND: Tensor, slots_N1: Tensor, shares_N1: Tensor, stacked: tuple[Tensor, ...]
+    ) -> Tensor:
+        count = len(x_ND)
+        given = (x_ND, slots_N1, shares_N1, *stacked)
+        return expert_mlp(*given, count=count, limit=self._limit, fp8=self._fp8)
+
+    def no_rows(self, stacked: tuple[Tensor, ...]) -> Tensor:
+        return stacked[0].new_empty(0, stacked[0].shape[1])
+
+
+class StoredForm:
+    """Codes and scales of gate and up, then of down, as they are stored: 0.53 bytes a weight."""
+
+    def __init__(self, weights: PackedWeights, spec: ModelSpec, options: ModelOptions) -> None:
+        self._weights = weights
+        self._dims = spec.hidden_size
+        self._limit, self._fp8 = spec.swiglu_limit, options.activations == "fp8"
+
+    def read(self, name: str) -> tuple[Tensor, ...]:
+        gate_up, down = self._weights.expert(name)
+        return (*gate_up, *down)
+
+    def compute(
+        self, x_ND: Tensor, slots_N1: Tensor, shares_N1: Tensor, stacked: tuple[Tensor, ...]
+    ) -> Tensor:
+        gate_up, down = Fp4Matrices(*stacked[:2]), Fp4Matrices(*stacked[2:])
+        given = (x_ND.to(self._weights.dtype), slots_N1, shares_N1.float(), gate_up, down)
+        return packed_experts(*given, limit=self._limit, fp8=self._fp8)
+
+    def no_rows(self, stacked: tuple[Tensor, ...]) -> Tensor:
+        # what ranks send each other is wide enough for shares
+        return torch.empty(0, self._dims, device=stacked[0].device)
 
 
 class LayerSlots:
     """Only the engine's thread may `put`; others may read what no `put` can meet."""
 
-    def __init__(
-        self,
-        weights: WeightSource,
-        prefix: str,
-        experts: Sequence[int],
-        spec: ModelSpec,
-        options: ModelOptions,
-    ) -> None:
+    def __init__(self, form: ExpertForm, prefix: str, experts: Sequence[int]) -> None:
         """`experts` are what the slots hold at first, one after another."""
-        self._weights, self._prefix = weights, prefix
-        first = [self.read(expert) for expert in dict.fromkeys(experts)]
-        by_name = {one.name: one for one in first}
+        self._form, self._prefix = form, prefix
+        first = {expert: self.read(expert) for expert in dict.fromkeys(experts)}
         self._names = [self.name(expert) for expert in experts]
-        self._gate_up_SDG = torch.stack([by_name[name].gate_up_DG for name in self._names])
-        self._down_SFD = torch.stack([by_name[name].down_FD for name in self._names])
-        self._limit, self._fp8 = spec.swiglu_limit, options.activations == "fp8"
+        held = [first[expert].tensors for expert in experts]
+        self._stacked = tuple(torch.stack(part) for part in zip(*held, strict=True))
 
     def __call__(self, x_ND: Tensor, slots_N: Ints, shares_N: Tensor) -> Tensor:
         """[N, D]: each row through the expert of its slot, times its share."""
         if not len(slots_N):
             return self.no_rows()
         slots_N1 = torch.from_numpy(np.ascontiguousarray(slots_N)).to(x_ND.device).unsqueeze(1)
-        return expert_mlp(
-            x_ND,
-            slots_N1,
-            shares_N.unsqueeze(1),
-            self._gate_up_SDG,
-            self._down_SFD,
-            count=len(slots_N),
-            limit=self._limit,
-            fp8=self._fp8,
-        )
+        return self._form.compute(x_ND, slots_N1, shares_N.unsqueeze(1), self._stacked)
 
     def no_rows(self) -> Tensor:
         """[0, D]"""
-        return self._gate_up_SDG.new_empty(0, self._gate_up_SDG.shape[1])
+        return self._form.no_rows(self._stacked)
 
     def name(self, expert: int) -> str:
         return f"{self._prefix}{expert}."
 
     def read(self, expert: int) -> SlotWeights:
         """From the checkpoint. Raises KeyError or OSError where it is not to be had."""
-        found = GatedWeights(self._weights, self.name(expert))
-        return SlotWeights(self.name(expert), found.gate_up_DG, found.down_FD)
+        return SlotWeights(self.name(expert), self._form.read(self.name(expert)))
 
     def holds(self, slot: int, expert: int) -> bool:
         return self._names[slot] == self.name(expert)
@@ -92,15 +139,15 @@ class LayerSlots:
         if name not in self._names:
             return None
         slot = self._names.index(name)
-        return SlotWeights(name, self._gate_up_SDG[slot].clone(), self._down_SFD[slot].clone())
+        return SlotWeights(name, tuple(part[slot].clone() for part in self._stacked))
 
     def fits(self, expert: int, given: SlotWeights) -> bool:
         """Whether these are weights of that expert, by their name and shapes."""
-        shapes = (given.gate_up_DG.shape, given.down_FD.shape)
-        ours = (self._gate_up_SDG.shape[1:], self._down_SFD.shape[1:])
+        shapes = [tensor.shape for tensor in given.tensors]
+        ours = [part.shape[1:] for part in self._stacked]
         return given.name == self.name(expert) and shapes == ours
 
     def put(self, slot: int, given: SlotWeights) -> None:
         self._names[slot] = given.name
-        self._gate_up_SDG[slot].copy_(given.gate_up_DG)
-        self._down_SFD[slot].copy_(given.down_FD)
+        for part, tensor in zip(self._stacked, given.tensors, strict=True):
+            part[slot].copy_(tensor)

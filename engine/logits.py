@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.context import Context
+from engine.device_copies import to_device
 from engine.grammar import Constraint
 
 # V = vocabulary
@@ -36,7 +37,7 @@ def change(logits_V: Tensor, context: Context) -> Tensor:
         only_V = torch.full_like(logits_V, -math.inf)
         logits_V = only_V.index_copy(0, allowed, logits_V[allowed])
     if forbidden := context.forbidden():
-        ids = torch.tensor(forbidden, device=logits_V.device)
+        ids = to_device(forbidden, torch.int64, logits_V.device)
         logits_V = logits_V.index_fill(0, ids, -math.inf)
     if context.grammar is not None:
         logits_V = _follow(logits_V, unmasked_V, context, context.grammar)

@@ -1,8 +1,9 @@
 """What the ranks of a configuration will hold in memory, before any of it is taken.
 
-From the configuration and the model's config.json alone: weights in the form that checkpoints
-store them in, request state as the slab lays it out, what transfers write into. Pure; knows
-nothing of activations, graphs and libraries: the share of memory that is not planned is theirs.
+From the configuration and the model's config.json alone: weights in the form that a rank computes
+with, request state as the slab lays it out, what transfers write into, and an estimate of what
+lives within a step. Pure. Libraries and fragments are not in it: the share that is not planned is
+theirs.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from typing import Literal
 from cluster.config import ClusterConfig, PoolSection
 from cluster.errors import StartupError
 from cluster.expert_placement import extra_experts
-from kv_transfer.layout import Layout
-from model.census import Census, take_census
+from kv_transfer.layout import REQUESTS_ON_A_DEVICE, Layout
+from model.census import take_census
 from model.spec import ModelSpec
 from model.state import state_fields
+from model.weight_bytes import Form, weight_bytes
 
 Experts = Literal["shared", "whole"]
 """Whether the ranks of a group split the routed experts among them, or each holds them all."""
@@ -44,6 +46,7 @@ class RankMemory:
     ranks: int  # of a group
     weights: Mapping[str, int]  # bytes by what
     transfer: Mapping[str, int]
+    steps: Mapping[str, int]  # estimates of what lives within a step
     num_blocks: int
     num_slots: int
     block_bytes: int
@@ -60,7 +63,7 @@ class RankMemory:
 
     @property
     def parts(self) -> dict[str, int]:
-        return {**self.weights, **self.state, **self.transfer}
+        return {**self.weights, **self.state, **self.transfer, **self.steps}
 
     @property
     def nbytes(self) -> int:
@@ -69,7 +72,8 @@ class RankMemory:
     @property
     def fixed_bytes(self) -> int:
         """What does not depend on how many requests there are."""
-        return sum(self.weights.values()) + sum(self.transfer.values())
+        parts = (self.weights, self.transfer, self.steps)
+        return sum(sum(part.values()) for part in parts)
 
     @property
     def requests(self) -> int:
@@ -116,9 +120,9 @@ def plan_memory(
             pool=name,
             groups=pool.groups,
             ranks=pool.ranks,
-            weights=_weights(spec, census, pool, shared=experts == "shared")
-            | ({"weights: vision": census.part_bytes["vision"]} if pool.vision else {}),
-            transfer=_transfer(config, name),
+            weights=_weights(spec, pool, form_of(config, pool), shared=experts == "shared"),
+            transfer=_transfer(config, name, on_gpus=_on_gpus(pool)),
+            steps=_steps(spec, pool),
             num_blocks=pool.engine.num_blocks,
             num_slots=pool.engine.num_slots,
             block_bytes=layout.block_bytes,
@@ -131,24 +135,55 @@ def plan_memory(
     )
 
 
-def _weights(spec: ModelSpec, census: Census, pool: PoolSection, *, shared: bool) -> dict[str, int]:
-    """Every rank has as many slots, redundant ones among them; the drafter it has whole."""
-    layers, routed, mine = spec.num_hidden_layers, spec.n_routed_experts, spec.n_routed_experts
+def form_of(config: ClusterConfig, pool: PoolSection) -> Form:
+    """What a rank of this pool keeps weights as; engine/rank_start.py decides by the same rules."""
+    in_float32 = config.model.dtype == "float32" or pool.cp > 1
+    return "stored" if _on_gpus(pool) and not in_float32 else "float32"
+
+
+def _on_gpus(pool: PoolSection) -> bool:
+    return pool.accelerator == "nvidia" or (pool.accelerator == "auto" and pool.gpus > 0)
+
+
+def _weights(spec: ModelSpec, pool: PoolSection, form: Form, *, shared: bool) -> dict[str, int]:
+    """Every rank has as many slots, redundant ones among them."""
+    routed = mine = spec.n_routed_experts
     if shared and pool.shares_experts:
         mine = (routed + extra_experts(routed, pool.extra_experts, pool.ranks)) // pool.ranks
-    one = census.expert_bytes
+    found = weight_bytes(spec, form)
     return {
-        "weights: all but routed experts": census.part_bytes["backbone"] - layers * routed * one,
-        f"weights: {mine} of {routed} experts a layer": layers * mine * one,
-        "weights: drafter": census.part_bytes["drafter"],
+        "weights: all but routed experts": found.dense,
+        f"weights: {mine} of {routed} experts a layer": spec.num_hidden_layers
+        * mine
+        * found.expert,
+        "weights: drafter": found.drafter,
+    } | ({"weights: vision": found.vision} if pool.vision else {})
+
+
+def _steps(spec: ModelSpec, pool: PoolSection) -> dict[str, int]:
+    """The widest moments of a forward, and those of graphs, which have memory of their own.
+
+    A row has its residual streams three times; queries, heads and what they become; and the outputs
+    of its experts, in float32. Logits are of as many rows as can be sampled.
+    """
+    engine = pool.engine
+    streams = 3 * 2 * spec.hc_mult * spec.hidden_size
+    heads = 4 * 2 * spec.num_attention_heads * spec.head_dim
+    experts = spec.num_experts_per_tok * (4 * spec.hidden_size + 6 * spec.moe_intermediate_size)
+    rows = engine.chunk_tokens + 2 * engine.max_rows
+    logits = 4 * 4 * engine.max_rows * spec.vocab_size
+    return {
+        f"steps: {rows:,} rows, about": rows * (streams + heads + experts),
+        "steps: logits": logits,
     }
 
 
-def _transfer(config: ClusterConfig, pool: str) -> dict[str, int]:
+def _transfer(config: ClusterConfig, pool: str, *, on_gpus: bool) -> dict[str, int]:
     moves = config.transfer
     segment = moves.cells * moves.cell_bytes
     if pool == "prefill":
-        return {f"staging: {moves.cells} cells": segment}
+        cells = moves.cells * (REQUESTS_ON_A_DEVICE if on_gpus else 1)
+        return {f"staging: {cells} cells": cells * moves.cell_bytes}
     segments = moves.ring_bytes // segment
     return {f"receive ring: {segments:,} segments": segments * segment}
 

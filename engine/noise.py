@@ -12,9 +12,10 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from engine.exact import log
+from engine.device_copies import to_device
+from kernels.ops.gumbel import noise
 
-# S = rows, V = vocabulary
+# S = rows
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15  # 2**64 / golden ratio: the stride of SplitMix64
@@ -28,24 +29,23 @@ class Purpose(IntEnum):
     SAMPLE = 0
 
 
-def gumbel(
+def noise_keys(
     seeds: Sequence[int],
     positions: Sequence[int],
     purpose: Purpose,
-    size: int,
     device: torch.device | str = "cpu",
 ) -> Tensor:
-    """Standard Gumbel noise [S, size], float64: a row for each (seed, position)."""
+    """int64 [S]: what stands for each (seed, position) in kernels/ops/gumbel.py."""
     keys = [
         _signed(_mix(_mix(_mix(seed) ^ position) ^ int(purpose)))
         for seed, position in zip(seeds, positions, strict=True)
     ]
-    keys_S = torch.tensor(keys, dtype=torch.int64, device=device)
-    ids_V = torch.arange(1, size + 1, dtype=torch.int64, device=device)
-    bits_SV = _mix_tensor(ids_V * _signed(_GOLDEN) + keys_S[:, None])
-    # 52 bits and a half: never 0 or 1, and exact in float64
-    uniform_SV = (_shift_right(bits_SV, 12).double() + 0.5) * 2.0**-52
-    return -log(-log(uniform_SV))
+    return to_device(keys, torch.int64, device)
+
+
+def gumbel(seeds: Sequence[int], positions: Sequence[int], purpose: Purpose, size: int) -> Tensor:
+    """Standard Gumbel noise [S, size], float64: a row for each (seed, position)."""
+    return noise(noise_keys(seeds, positions, purpose), size)
 
 
 def _mix(value: int) -> int:
@@ -56,17 +56,5 @@ def _mix(value: int) -> int:
     return value ^ (value >> 31)
 
 
-def _mix_tensor(values: Tensor) -> Tensor:
-    """The same on int64, whose products wrap."""
-    values = (values ^ _shift_right(values, 30)) * _signed(_FIRST)
-    values = (values ^ _shift_right(values, 27)) * _signed(_SECOND)
-    return values ^ _shift_right(values, 31)
-
-
 def _signed(value: int) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _shift_right(values: Tensor, bits: int) -> Tensor:
-    """Logical, where torch's own shift of int64 repeats the sign."""
-    return (values >> bits) & ((1 << (64 - bits)) - 1)

@@ -41,14 +41,16 @@ from cluster.wire import Identity, Peers, Stream, new_incarnation, serve
 from engine.admission import Admission
 from engine.context_team import ContextTeam, TeamModel
 from engine.engine import Engine
-from engine.executor import Executor, Model
 from engine.expert_group import ExpertGroup
 from engine.expert_reporting import ExpertReporting
 from engine.images import rules_of
 from engine.lockstep import Lockstep
+from engine.packed_runner import AnyModel
 from engine.rank_start import device_of, lead_of, load, take_seat, team_of
 from engine.request import Limits
 from engine.schedule import Schedule
+from engine.size_checks import check_sizes
+from engine.step_runners import step_runners
 from engine.tasks import beside
 from kv_transfer.blocks import BlockPool
 from kv_transfer.chosen_transport import ChosenTransport
@@ -80,7 +82,7 @@ class Rank(ABC):
         name: str,
         secret: bytes,
         find_router: FindRouter,
-        model: Model | None = None,
+        model: AnyModel | None = None,
         transport: OpenTransport = open_paths,
         seat: Seat | None = None,
         experts: ExpertGroup | None = None,
@@ -142,6 +144,7 @@ class Rank(ABC):
             await self._begin(life)
             try:
                 self._build(self.model)
+                await self._unless_stopped(self.runners.prepare)
                 moves = self.config.transfer
                 self.transport = await asyncio.to_thread(  # NIXL's agent takes half a second
                     self._open_transport,
@@ -218,6 +221,7 @@ class Rank(ABC):
             "load": self.load().model_dump(),
             "tokens": self.engine.tokens,
             "preempted": self.engine.preempted,
+            "steps": self.runners.status(),
             **({} if self.experts is None else {"experts": self.experts.status()}),
         }
 
@@ -272,7 +276,7 @@ class Rank(ABC):
             self._model = await self._unless_stopped(self._load)
         self.model = self._model if self.team is None else TeamModel(self._model, self.team)
 
-    def _load(self) -> Model:
+    def _load(self) -> AnyModel:
         return load(self.name, self.config, self.pool_section, self.accelerator, self.experts)
 
     async def _unless_stopped(self, function: Callable[[], T]) -> T:
@@ -299,21 +303,11 @@ class Rank(ABC):
             config=self.config,
         )
 
-    def _build(self, model: Model) -> None:
+    def _build(self, model: AnyModel) -> None:
         """Raises ValueError for sizes that cannot be."""
         spec, sizes, block_tokens = model.spec, self.section, self.config.model.block_tokens
-        if sizes.max_length > spec.max_position_embeddings:
-            raise ValueError(
-                f"{self.role}.engine.max_length is {sizes.max_length}, but the model has "
-                f"{spec.max_position_embeddings} positions"
-            )
         self.fields = state_fields(spec)
-        widest = max(self.fields, key=lambda field: field.row_bytes)
-        if widest.row_bytes > self.config.transfer.cell_bytes:
-            raise ValueError(
-                f"transfer.cell_bytes is {self.config.transfer.cell_bytes}, but one row of "
-                f"{widest.name} has {widest.row_bytes} bytes"
-            )
+        check_sizes(self.role, self.config, sizes, spec, self.fields)
         self.layout = Layout(self.fields, block_tokens)
         self.slab = open_memory(
             self.layout, sizes.num_blocks, sizes.num_slots, self.accelerator.device
@@ -325,12 +319,7 @@ class Rank(ABC):
             is_open=self.may_admit,
             on_release=lambda: self.engine.memory_is_back(),
         )
-        kept, least = self.config.model.kept, spec.sliding_window + spec.dspark_block_size
-        if 0 < kept < least:
-            raise ValueError(
-                f"model.keep_tokens is {kept}; a window of {spec.sliding_window} and a draft of "
-                f"{spec.dspark_block_size} to take back need {least}"
-            )
+        kept = self.config.model.kept
         self.limits = Limits(
             spec.vocab_size, sizes.max_length, sizes.num_blocks * block_tokens, kept > 0
         )
@@ -338,16 +327,27 @@ class Rank(ABC):
         spelled = spelled_ids(self.config.model.path)
         encoder = model.vision if self.pool_section.vision else None
         self.images = None if encoder is None else rules_of(encoder.spec, spec.image_token_id)
-        executor = Executor(
-            model, self.slab, spelled, self.grammars, kept, encode=encoder, team=self.team
+        self.runners = step_runners(
+            self.name,
+            model,
+            self.slab,
+            sizes,
+            answers=self.role == "decode",
+            alone=self.experts is None,
+            spelled_ids=spelled,
+            grammars=self.grammars,
+            keep=kept,
+            encode=encoder,
+            team=self.team,
         )
         self.lockstep = None
         if self.experts is not None:
-            lead = lead_of(self.experts, self.team, executor)
-            self.lockstep = Lockstep(self.experts, executor, lead)
+            lead = lead_of(self.experts, self.team, self.runners.follow)
+            self.lockstep = Lockstep(self.experts, self.runners.execute, lead)
         self.engine = Engine(
             schedule=self.schedule,
-            execute=self.lockstep or executor,
+            execute=self.lockstep or self.runners.execute,
+            settle=self.runners.execute.settle,
             pace=self.lockstep,
             eos_token_id=spec.eos_token_id,
             name=self.name,

@@ -7,6 +7,7 @@ requests, and nothing of what becomes of it all.
 from __future__ import annotations
 
 import gc
+from collections.abc import Callable
 
 import torch
 
@@ -14,16 +15,16 @@ from cluster.config import ClusterConfig, PoolSection
 from cluster.errors import StartupError
 from cluster.seat import Seat
 from engine.context_team import ContextTeam
-from engine.executor import Executor
 from engine.expert_collectives import join
 from engine.expert_group import ExpertGroup
 from engine.lockstep import Lead
+from engine.packed_runner import AnyModel
 from kernels.accelerator import Accelerator, choose
-from model.load import load_model
+from model.load import load_model, load_packed
 from model.moe import LocalExperts
 from model.options import ModelOptions
+from model.packed.experts import PackedLocalExperts
 from model.spec import ModelSpec
-from model.transformer import Transformer
 
 
 def device_of(name: str, pool: PoolSection) -> Accelerator:
@@ -63,11 +64,13 @@ def team_of(
     return ContextTeam(ranks, accelerator.device, torch.get_default_dtype())
 
 
-def lead_of(experts: ExpertGroup, team: ContextTeam | None, executor: Executor) -> Lead | None:
-    """Of a rank that computes what another one leads."""
+def lead_of(
+    experts: ExpertGroup, team: ContextTeam | None, follow: Callable[[], None]
+) -> Lead | None:
+    """Of a rank that computes what another one leads: `follow` is its part."""
     if team is None or team.leads:
         return None
-    return Lead(experts.index - team.index, executor.follow)
+    return Lead(experts.index - team.index, follow)
 
 
 def load(
@@ -76,20 +79,58 @@ def load(
     pool: PoolSection,
     accelerator: Accelerator,
     experts: ExpertGroup | None,
-) -> Transformer:
+) -> AnyModel:
     """Of the routed experts only this rank's, where a group shares them."""
-    where = config.model
+    dtype = dtype_of(name, config, pool, accelerator)
     try:
-        model = load_model(
+        model = _load(dtype, config, pool, accelerator, experts)
+    except (OSError, ValueError) as error:
+        raise StartupError(f"{name}: cannot load {config.model.path}: {error}") from error
+    gc.freeze()  # what stays for the life of the process need not be searched again and again
+    return model
+
+
+def dtype_of(
+    name: str, config: ClusterConfig, pool: PoolSection, accelerator: Accelerator
+) -> torch.dtype:
+    """What this rank computes in; StartupError for what it cannot."""
+    asked = config.model.dtype
+    why = None
+    if accelerator.kind != "nvidia":
+        why = f"that needs an NVIDIA GPU, and this rank computes on {accelerator.kind}"
+    elif pool.cp > 1:
+        why = f"ranks that run prompts together (cp {pool.cp}) do it in float32"
+    if asked == "bfloat16" and why:
+        raise StartupError(f"{name}: model.dtype is bfloat16, but {why}; set it to auto or float32")
+    return torch.float32 if asked == "float32" or why else torch.bfloat16
+
+
+def _load(
+    dtype: torch.dtype,
+    config: ClusterConfig,
+    pool: PoolSection,
+    accelerator: Accelerator,
+    experts: ExpertGroup | None,
+) -> AnyModel:
+    where = config.model
+    options = ModelOptions(truncation=where.truncation)
+    if dtype == torch.bfloat16:
+        return load_packed(
             where.path,
             weights=where.weights,
             seed=where.seed,
-            options=ModelOptions(truncation=where.truncation),
+            options=options,
             device=accelerator.device,
+            dtype=dtype,
             vision=pool.vision,
-            make_experts=LocalExperts if experts is None else experts.make_experts,
+            make_experts=PackedLocalExperts if experts is None else experts.make_packed_experts,
         )
-    except (OSError, ValueError) as error:
-        raise StartupError(f"{name}: cannot load {where.path}: {error}") from error
-    gc.freeze()  # what stays for the life of the process need not be searched again and again
-    return model
+    return load_model(
+        where.path,
+        weights=where.weights,
+        seed=where.seed,
+        options=options,
+        device=accelerator.device,
+        vision=pool.vision,
+        make_experts=LocalExperts if experts is None else experts.make_experts,
+    )

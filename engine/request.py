@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from cluster.errors import BadRequest, ClusterError, PromptTooLong
 from cluster.messages import FinishReason, Request
 from kv_transfer.blocks import Lease
@@ -44,6 +46,13 @@ class Preempted:
 
 End = Finished | Prefilled | Removed | Broken | Preempted
 """Each run has exactly one; after it the engine touches neither the request nor its lease."""
+
+Settle = Callable[[Sequence["Running"]], None]
+"""Returns when no step that was begun will still read or write these requests' memory."""
+
+
+def settled(running: Sequence[Running]) -> None:
+    """The Settle of an engine whose steps have ended when they have been told of."""
 
 
 # ------------------------------------------------------------------ what the engine keeps
@@ -134,7 +143,9 @@ def check(request: Request, limits: Limits, *, held: int) -> None:
             f"{name}: log-probabilities of the prompt need all its rows, and prefill is truncated "
             "here (model.truncation)"
         )
-    _check_ids(name, "token id", request.token_ids, limits.vocab_size)
+    known = np.frombuffer(request.prompt + request.output, dtype=np.int32)
+    outside = known[(known < 0) | (known >= limits.vocab_size)]
+    _check_ids(name, "token id", outside.tolist(), limits.vocab_size)  # names the first
     for option, ids in request.sampling.named_ids():
         _check_ids(name, f"{option}: token id", ids, limits.vocab_size)
     if request.longest > limits.max_length:

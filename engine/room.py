@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cluster.errors import NoRoom
-from engine.request import Running
+from engine.request import Running, Settle, settled
 from engine.schedule import Grant
 
 
@@ -23,10 +23,13 @@ class Room:
     preempted: list[Running]  # their memory is with others already
 
 
-def make_room(running: Sequence[Running], grants: Sequence[Grant]) -> Room:
+def make_room(
+    running: Sequence[Running], grants: Sequence[Grant], settle: Settle = settled
+) -> Room:
     """Extends the leases of `grants` to what they will write, and takes others' memory for it.
 
     `running` are all requests of the engine in order of arrival, which is their rank here.
+    Whoever gives way is settled first: once released, its blocks may go to anybody at once.
     """
     preempted: list[Running] = []
     ready = set()
@@ -39,6 +42,7 @@ def make_room(running: Sequence[Running], grants: Sequence[Grant]) -> Room:
                 victim = _youngest([other for other in running if other not in preempted])
                 if victim is None:
                     break
+                settle([victim])
                 victim.lease.release()
                 preempted.append(victim)
             else:

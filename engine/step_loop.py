@@ -20,7 +20,7 @@ from cluster.errors import ClusterError, WorkerLost
 from cluster.messages import PromptLogprobs
 from engine.choice import Choice
 from engine.expert_exchange import GroupLost
-from engine.request import Broken, End, Preempted, Removed, Running
+from engine.request import Broken, End, Preempted, Removed, Running, Settle, settled
 from engine.room import make_room
 from engine.schedule import Grant, Progress, Schedule
 from engine.scored import Scored
@@ -96,14 +96,20 @@ class StepLoop:
         deliver: Deliver,
         name: str,
         pace: Pace | None = None,
+        settle: Settle = settled,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """With a `pace`, `execute` also runs steps without work, when the pace asks for them."""
+        """With a `pace`, `execute` also runs steps without work, when the pace asks for them.
+
+        `settle` is called with every request before its end is told or its memory is taken: an
+        executor may have begun more than it was asked for, or not waited for its device.
+        """
         self._schedule = schedule
         self._execute = execute
         self._deliver = deliver
         self._name = name
         self._pace = pace
+        self._settle = settle
         self._clock = clock
         self._commands: deque[Command] = deque()
         self._stopping = False
@@ -177,6 +183,7 @@ class StepLoop:
                 news = self._obey(commands) + self._step()
                 self.moved_at = self._clock()
                 if news:
+                    self._settle([one.running for one in news if one.end is not None])
                     self._deliver(news)
         except BaseException as error:  # our own mistake: say so, and let nobody wait for it
             logger.exception("%s: the engine's loop has died", self._name)
@@ -230,6 +237,7 @@ class StepLoop:
                     for index, one in enumerate(self._running)
                 ]
             ),
+            self._settle,
         )
         preempted = [News(one, one.done, end=Preempted()) for one in room.preempted]
         work = [Work(self._running[grant.index], grant) for grant in room.grants]
@@ -305,4 +313,5 @@ class StepLoop:
         if self.death is not None:
             end = Broken(WorkerLost(f"the engine of {self._name} has died: {self.death!r}"))
         if left:
+            self._settle(left)
             self._deliver([News(running, running.done, end=end) for running in left])

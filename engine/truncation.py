@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from cluster.messages import Sampling
-from engine.exact import exp
+from engine.device_copies import to_device
+from kernels.exact import exp
 
 # S = rows, V = vocabulary
 
@@ -28,8 +29,9 @@ def truncate(scaled_SV: Tensor, sampling: Sequence[Sampling]) -> Tensor:
     if len(cut) == len(sampling):
         scaled_SV = _keep_top(scaled_SV, sampling)
     elif cut:
-        top = _keep_top(scaled_SV[cut], [sampling[row] for row in cut])
-        scaled_SV = scaled_SV.index_copy(0, torch.tensor(cut, device=scaled_SV.device), top)
+        at_S = to_device(cut, torch.int64, scaled_SV.device)
+        top = _keep_top(scaled_SV.index_select(0, at_S), [sampling[row] for row in cut])
+        scaled_SV = scaled_SV.index_copy(0, at_S, top)
     if any(one.min_p > 0.0 for one in sampling):
         # the largest has exp(0) = 1, so this is the ratio of probabilities
         floor_S = _column([one.min_p for one in sampling], scaled_SV)
@@ -59,4 +61,4 @@ def _mass(scaled_SV: Tensor) -> Tensor:
 
 
 def _column(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=like.device)[:, None]
+    return to_device(values, torch.float64, like.device)[:, None]

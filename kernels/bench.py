@@ -21,6 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kernels.bench_dense import dense_rows
 from kernels.bench_fused import fused_rows, index_rows
 from kernels.formats import encode_fp4_rows, pack
 from kernels.measure import Limits, Row, check, fastest, measure_limits, seconds
@@ -47,8 +48,9 @@ def main(arguments: list[str] | None = None) -> int:
     for row in itertools.chain(
         attention_rows(limits, options.tune, options.peers),
         expert_rows(limits, options.tune),
-        index_rows(limits),
+        index_rows(limits, options.peers),
         fused_rows(limits, options.peers),
+        dense_rows(limits),
     ):
         print(
             f"{row.name:56} {row.microseconds:9.1f} us  {row.ratio:6.2f} {row.against:12}"

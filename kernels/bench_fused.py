@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.bench_peers import deep_gemm_scores
 from kernels.formats import pack
 from kernels.measure import Limits, Row, check, median, seconds
 from kernels.ops import hyper_connection, index_topk
@@ -140,12 +141,12 @@ def _hyper_connections(rows: int, limits: Limits) -> Iterator[Row]:
 # ------------------------------------------------------------------ choice of rows
 
 
-def index_rows(limits: Limits) -> Iterator[Row]:
+def index_rows(limits: Limits, peers: bool) -> Iterator[Row]:
     for length in (8192, 65536, 262144):
-        yield from _index(32, length, limits)
+        yield from _index(32, length, limits, peers)
 
 
-def _index(rows: int, length: int, limits: Limits) -> Iterator[Row]:
+def _index(rows: int, length: int, limits: Limits, peers: bool) -> Iterator[Row]:
     q = torch.randn(rows, 32, 128, device="cuda").bfloat16()
     weights = torch.randn(rows, 32, device="cuda")
     memory, page = pack(torch.randn(1 << 18, 128, device="cuda"), "fp4"), 128
@@ -169,3 +170,13 @@ def _index(rows: int, length: int, limits: Limits) -> Iterator[Row]:
     yield Row(f"{name}: torch.topk on our scores", peer * 1e6, peer / chosen, "x our time")
     whole = seconds(lambda: index_topk.index_topk(q, weights, keys, seen, 512))
     yield Row(f"{name}: both", whole * 1e6, (taken + peer) / whole, "x with topk")
+    try:
+        other = deep_gemm_scores(rows, length) if peers else None
+    except Exception as error:  # a peer is another's code and built as it is first called
+        other = None
+        print(f"DeepGEMM: not measured: {type(error).__name__}: {str(error)[:200]}", flush=True)
+    if other:
+        yield Row(f"{name}: DeepGEMM's scores", other * 1e6, other / taken, "x our time")
+        yield Row(
+            f"{name}: DeepGEMM and topk", (other + peer) * 1e6, (other + peer) / whole, "x our time"
+        )

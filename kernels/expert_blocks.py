@@ -25,6 +25,15 @@ class Blocks(NamedTuple):
     expert_B: Tensor  # int32
     assignment_BM: Tensor  # int32
 
+    @classmethod
+    def empty(cls, experts_TA: Tensor, experts: int, size: int) -> Blocks:
+        """Room for the blocks of these assignments, whichever they are."""
+        most = _most(experts_TA.numel(), experts, size)
+        return cls(
+            experts_TA.new_empty(most, dtype=torch.int32),
+            experts_TA.new_empty(most, size, dtype=torch.int32),
+        )
+
 
 def reference(experts_TA: Tensor, experts: int, size: int) -> Blocks:
     """Nothing here waits for the device: shapes follow from T and A alone."""
@@ -51,21 +60,25 @@ def blocks_of(experts_TA: Tensor, experts: int, size: int) -> Blocks:
     count = experts_TA.numel()
     if not experts_TA.is_cuda or not count:
         return reference(experts_TA, experts, size)
-    most = _most(count, experts, size)
-    expert_B = experts_TA.new_empty(most, dtype=torch.int32)
-    assignment_BM = experts_TA.new_empty(most, size, dtype=torch.int32)
+    blocks = Blocks.empty(experts_TA, experts, size)
     _blocks[(experts,)](
         experts_TA.contiguous(),
-        expert_B,
-        assignment_BM,
+        *blocks,
         count,
-        most,
-        BINS=triton.next_power_of_2(experts),
-        SIZE=size,
-        CHUNK=min(1024, max(32, triton.next_power_of_2(count))),
+        len(blocks.expert_B),
+        **shape_of(experts_TA, experts, size),
         num_warps=4,
     )
-    return Blocks(expert_B, assignment_BM)
+    return blocks
+
+
+def shape_of(experts_TA: Tensor, experts: int, size: int) -> dict[str, int]:
+    """The constants of `write_blocks`."""
+    return {
+        "BINS": triton.next_power_of_2(experts),
+        "SIZE": size,
+        "CHUNK": min(1024, max(32, triton.next_power_of_2(experts_TA.numel()))),
+    }
 
 
 def _most(assignments: int, experts: int, size: int) -> int:
@@ -73,7 +86,8 @@ def _most(assignments: int, experts: int, size: int) -> int:
 
 
 @triton.jit
-def _blocks(
+def write_blocks(
+    expert,
     chosen,
     expert_B,
     assignment,
@@ -83,8 +97,7 @@ def _blocks(
     SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """The blocks of one expert; program 0 also writes those without work."""
-    expert = tl.program_id(0)
+    """The blocks of one expert; that of expert 0 also writes those without work."""
     bins = tl.arange(0, BINS)
     counts = tl.zeros((BINS,), tl.int32)
     i = tl.arange(0, CHUNK)
@@ -107,3 +120,17 @@ def _blocks(
     if expert == 0:
         for block in range(tl.sum(rooms), most):
             tl.store(expert_B + block, -1)
+
+
+@triton.jit
+def _blocks(
+    chosen,
+    expert_B,
+    assignment,
+    count,
+    most,
+    BINS: tl.constexpr,
+    SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    write_blocks(tl.program_id(0), chosen, expert_B, assignment, count, most, BINS, SIZE, CHUNK)

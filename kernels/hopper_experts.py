@@ -3,7 +3,7 @@
 One program multiplies the rows of a block by two times 64 rows of an expert's matrix. Codes are
 copied into shared memory a few tiles ahead, unpacked into registers and multiplied from there as
 the left operand, so that even eight rows fill the matrix units. A word of codes gives its eight
-values in pairs four dims apart: rows of x are stored in that order (`in_word_order`).
+values in pairs four dims apart: rows of x are stored in that order (`prepare`).
 Written in Gluon, Triton's lower level. Knows nothing of how assignments become blocks.
 """
 
@@ -11,6 +11,8 @@ Written in Gluon, Triton's lower level. Knows nothing of how assignments become 
 # (kernels are written in Triton's language, which has no annotations)
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import triton
@@ -25,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from kernels.expert_blocks import Blocks, shape_of, write_blocks
 from kernels.gluon_formats import barrier, left_bytes, left_scales, unpack_left, word_order
 from kernels.triton_quantise import fp8_rounded
 
@@ -36,10 +39,16 @@ STEP = 256  # dims that are multiplied at a time: both sizes of an expert are mu
 # ------------------------------------------------------------------ rows of x
 
 
+class Prepared(NamedTuple):
+    """Rows of x in word order, bf16 [T, D], and which of them each expert multiplies."""
+
+    x_TD: Tensor
+    blocks: Blocks
+
+
 @triton.jit
-def _in_word_order(x, out, D: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
-    t = tl.program_id(0).to(tl.int64)
-    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+def _in_word_order(x, out, t, part, D: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constexpr):
+    d = part * BLOCK + tl.arange(0, BLOCK)
     values = tl.load(x + t * D + d, mask=d < D, other=0.0)
     if FP8:
         groups = tl.reshape(values.to(tl.float32), (BLOCK // 32, 32))
@@ -47,12 +56,76 @@ def _in_word_order(x, out, D: tl.constexpr, BLOCK: tl.constexpr, FP8: tl.constex
     tl.store(out + t * D + word_order(d), values, mask=d < D)
 
 
-def in_word_order(x_TD: Tensor, *, fp8: bool) -> Tensor:
-    """bf16 [T, D] as `stream` reads it; with `fp8` rounded as the format "fp8" rounds."""
-    out = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
+@triton.jit
+def _prepare(
+    x,
+    out,
+    chosen,
+    expert_B,
+    assignment,
+    count,
+    most,
+    experts,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    FP8: tl.constexpr,
+    BINS: tl.constexpr,
+    SIZE: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """The first programs make the blocks of one expert each, the others order parts of rows."""
+    program = tl.program_id(0)
+    if program < experts:
+        write_blocks(
+            program, chosen, expert_B, assignment, count, most, BINS=BINS, SIZE=SIZE, CHUNK=CHUNK
+        )
+    else:
+        PARTS: tl.constexpr = (D + BLOCK - 1) // BLOCK
+        part = program - experts
+        _in_word_order(x, out, (part // PARTS).to(tl.int64), part % PARTS, D, BLOCK, FP8)
+
+
+def prepare(x_TD: Tensor, experts_TA: Tensor, experts: int, size: int, *, fp8: bool) -> Prepared:
+    """What `stream` reads, in one launch; with `fp8` rounded as the format "fp8" rounds."""
     rows, width = x_TD.shape
-    _in_word_order[(rows, triton.cdiv(width, 1024))](
-        x_TD.contiguous(), out, D=width, BLOCK=1024, FP8=fp8, num_warps=4
+    blocks = Blocks.empty(experts_TA, experts, size)
+    out = torch.empty_like(x_TD, memory_format=torch.contiguous_format)
+    _prepare[(experts + rows * triton.cdiv(width, 1024),)](
+        x_TD.contiguous(),
+        out,
+        experts_TA.contiguous(),
+        *blocks,
+        experts_TA.numel(),
+        len(blocks.expert_B),
+        experts,
+        D=width,
+        BLOCK=1024,
+        FP8=fp8,
+        **shape_of(experts_TA, experts, size),
+        num_warps=4,
+    )
+    return Prepared(out, blocks)
+
+
+# ------------------------------------------------------------------ parts of a row
+
+
+@triton.jit
+def _sum_parts(parts, out, D: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for slot in tl.static_range(SLOTS):
+        total += tl.load(parts + (t * SLOTS + slot) * D + d, mask=d < D, other=0.0)
+    tl.store(out + t * D + d, total, mask=d < D)
+
+
+def sum_parts(each_MD: Tensor, slots: int) -> Tensor:
+    """float32 [T, D]: what `slots` assignments, one after the other, add up to, in their order."""
+    rows, width = len(each_MD) // slots, each_MD.shape[1]
+    out = each_MD.new_empty(rows, width)
+    _sum_parts[(rows, triton.cdiv(width, 512))](
+        each_MD, out, D=width, SLOTS=slots, BLOCK=512, num_warps=4
     )
     return out
 

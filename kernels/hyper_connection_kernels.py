@@ -99,18 +99,15 @@ def _finish(
 _PIECE = 512  # of E, that one program takes
 
 
-def mixing_logits(streams_TnD: Tensor, project_Em: Tensor, base_m: Tensor, eps: Tensor) -> Tensor:
-    rows, flat, entries = (
-        len(streams_TnD),
-        streams_TnD.shape[1] * streams_TnD.shape[2],
-        project_Em.shape[1],
-    )
-    wide, pieces = max(16, triton.next_power_of_2(entries)), triton.cdiv(flat, _PIECE)
-    logits_Tm = base_m.new_empty(rows, entries)
-    partial = base_m.new_empty(pieces, rows, wide)
-    squares = base_m.new_empty(pieces, rows)
-    if not rows:
-        return logits_Tm
+def partial_logits(streams_TnD: Tensor, project_Em: Tensor, piece: int) -> tuple[Tensor, Tensor]:
+    """Products [pieces, T, wide] and sums of squares [pieces, T] of pieces of the streams, each of
+    `piece` values, a multiple of 64.
+    """
+    rows, flat = len(streams_TnD), streams_TnD.shape[1] * streams_TnD.shape[2]
+    entries = project_Em.shape[1]
+    wide, pieces = max(16, triton.next_power_of_2(entries)), triton.cdiv(flat, piece)
+    partial = project_Em.new_empty(pieces, rows, wide)
+    squares = project_Em.new_empty(pieces, rows)
     _logits[(pieces, triton.cdiv(rows, 64))](
         streams_TnD.contiguous(),
         project_Em.contiguous(),
@@ -120,12 +117,21 @@ def mixing_logits(streams_TnD: Tensor, project_Em: Tensor, base_m: Tensor, eps: 
         E=flat,
         M=entries,
         WIDE=wide,
-        PIECE=_PIECE,
+        PIECE=piece,
         ROWS=64,
         STEP=64,
         num_warps=4,
         num_stages=3,
     )
+    return partial, squares
+
+
+def mixing_logits(streams_TnD: Tensor, project_Em: Tensor, base_m: Tensor, eps: Tensor) -> Tensor:
+    rows, entries = len(streams_TnD), project_Em.shape[1]
+    logits_Tm = base_m.new_empty(rows, entries)
+    if not rows:
+        return logits_Tm
+    partial, squares = partial_logits(streams_TnD, project_Em, _PIECE)
     _finish[(triton.cdiv(rows, 8),)](
         partial,
         squares,
@@ -133,10 +139,10 @@ def mixing_logits(streams_TnD: Tensor, project_Em: Tensor, base_m: Tensor, eps: 
         eps,
         logits_Tm,
         rows,
-        E=flat,
+        E=streams_TnD.shape[1] * streams_TnD.shape[2],
         M=entries,
-        WIDE=wide,
-        PIECES=pieces,
+        WIDE=partial.shape[2],
+        PIECES=len(partial),
         ROWS=8,
         num_warps=4,
     )
@@ -167,11 +173,24 @@ def collapse(streams_TnD: Tensor, pre_Tn: Tensor) -> Tensor:
 
 
 @triton.jit
-def _spread(added, streams, post, mix, out, N: tl.constexpr, D: tl.constexpr, BLOCK: tl.constexpr):
+def _spread(
+    added,
+    more,
+    streams,
+    post,
+    mix,
+    out,
+    N: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK: tl.constexpr,
+    MORE: tl.constexpr = False,
+):
     t = tl.program_id(0).to(tl.int64)
     d = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = d < D
     new = tl.load(added + t * D + d, mask=inside, other=0.0).to(tl.float32)
+    if MORE:
+        new += tl.load(more + t * D + d, mask=inside, other=0.0).to(tl.float32)
     for to in tl.static_range(N):
         total = tl.load(post + t * N + to) * new
         for source in tl.static_range(N):
@@ -181,13 +200,20 @@ def _spread(added, streams, post, mix, out, N: tl.constexpr, D: tl.constexpr, BL
         tl.store(out + (t * N + to) * D + d, total.to(out.dtype.element_ty), mask=inside)
 
 
-def spread(out_TD: Tensor, streams_TnD: Tensor, post_Tn: Tensor, mix_Tnn: Tensor) -> Tensor:
+def spread(
+    out_TD: Tensor,
+    streams_TnD: Tensor,
+    post_Tn: Tensor,
+    mix_Tnn: Tensor,
+    more_TD: Tensor | None = None,
+) -> Tensor:
     rows, streams, width = streams_TnD.shape
     mixed_TnD = torch.empty_like(streams_TnD, memory_format=torch.contiguous_format)
     if not rows:
         return mixed_TnD
     _spread[(rows, triton.cdiv(width, 1024))](
         out_TD.contiguous(),
+        out_TD if more_TD is None else more_TD.contiguous(),
         streams_TnD.contiguous(),
         post_Tn.contiguous(),
         mix_Tnn.contiguous(),
@@ -195,6 +221,7 @@ def spread(out_TD: Tensor, streams_TnD: Tensor, post_Tn: Tensor, mix_Tnn: Tensor
         N=streams,
         D=width,
         BLOCK=1024,
+        MORE=more_TD is not None,
     )
     return mixed_TnD
 

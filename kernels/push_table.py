@@ -73,12 +73,13 @@ class RowFormat(NamedTuple):
 
 @dataclass(frozen=True)
 class PushTable:
-    """`numbers` int64 [HEADER * formats + COLUMNS * pieces], on the host or a device.
+    """`numbers` int64 [HEADER * formats + kinds + 1 + COLUMNS * pieces], on the host or a device.
 
     The header has for each format: its first tile and where its tiles end, counted within its kind
     (formats of the same unit and width), its first piece, log2 of the parts of a piece, rows of a
     group, units of a row, log2 of the parts of a group, and where its factors
-    begin (factor_table). The columns are where
+    begin (factor_table). Then come zeros that programs count in while they run: tiles claimed of
+    each kind, and programs that have ended. The columns are where
     the piece's first group begins at the source and at the target, that group's number, and the
     rows of it that come before the piece + 2**8 * where the piece ends + 2**32 * its digest. Each
     format's pieces are filled up to whole tiles with pieces of no rows.
@@ -170,7 +171,10 @@ def tabulate(pieces: Pieces, formats: tuple[RowFormat, ...]) -> PushTable:
     lost = len(pieces.rows) - known + sum(one.shape[1] for one in left.values())
     if lost:
         raise ValueError(f"{lost} pieces have another row size or odd addresses")
-    table = np.concatenate([header.reshape(-1), np.concatenate(columns, axis=1).reshape(-1)])
+    claims = np.zeros(len(tiles) + 1, dtype=np.int64)
+    table = np.concatenate(
+        [header.reshape(-1), claims, np.concatenate(columns, axis=1).reshape(-1)]
+    )
     nbytes = int((pieces.rows * pieces.row_bytes).sum())
     return PushTable(torch.from_numpy(table), formats, begin, nbytes)
 

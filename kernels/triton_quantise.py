@@ -58,6 +58,24 @@ def e2m1(values):
     return code | ((values.to(tl.int32, bitcast=True) >> 28) & 8)
 
 
+@triton.jit
+def fp4_exponents(groups):
+    """The power of two [G] by which a group's values are divided before they become e2m1."""
+    most = tl.maximum(tl.max(tl.abs(groups), 1), 6.0 * 1.1754943508222875e-38)
+    return ((most.to(tl.int32, bitcast=True) + 0x3FFFFF) >> 23) - (127 + 2)
+
+
+@triton.jit
+def fp4_rounded(groups):
+    """The values that the format "fp4" keeps, in float32."""
+    exponents = fp4_exponents(groups)
+    codes = e2m1(groups * power(-exponents)[:, None])
+    size = codes & 7  # 0 0.5 1 1.5 2 3 4 6: two bits of an exponent, one of a mantissa
+    bits = tl.where(size < 2, size * 0x3F000000, (size << 22) + 0x3F000000)
+    bits = bits | ((codes & 8) << 28)
+    return bits.to(tl.float32, bitcast=True) * power(exponents)[:, None]
+
+
 # ------------------------------------------------------------------ whole rows
 
 

@@ -55,6 +55,7 @@ def _compared(rows: Sequence[Row]) -> Iterator[tuple[str, float, float, bool]]:
                 0.90,
                 True,
             )
+            yield f"packed, {length}: share of digests", row["digest_share"], 0.10, False
     last = known.get(("last push", "8 K request in one push"))
     there = known.get(("digest there", "8 K, 32 programs"))
     if last and there:

@@ -40,7 +40,7 @@ from model.state import PerToken, StateField, state_fields
 
 _MODEL = Path(__file__).parents[1] / "deploy" / "models" / "deepseek-v41-flash"
 _LENGTHS = (8 << 10, 32 << 10, 128 << 10, 1 << 20)
-_PROGRAMS = (8, 16, 32, 64, 132)
+_PROGRAMS = (8, 16, 24, 32, 64, 132)
 _PAGES = (1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10)
 _PAGE_ROW = 1024  # a page is moved as rows of this many bytes
 _RING_BYTES = 256 << 20
@@ -74,6 +74,9 @@ class _Peer:
         if failure:
             raise RuntimeError(f"in the receiving process:\n{failure}")
         return answer
+
+    def answered(self) -> bool:
+        return self.pipe.poll()
 
     def close(self) -> None:
         self.pipe.close()
@@ -267,14 +270,18 @@ class Bench:
             parts = [(begin, ring[begin : begin + (mib << 20)])
                      for begin in range(0, ring.numel(), mib << 20)]  # fmt: skip
 
-            def together(parts: list[tuple[int, torch.Tensor]] = parts) -> None:
-                started = [nixl.start_write(peer, part, begin) for begin, part in parts]
-                for one in started:
-                    while not one.done():
-                        pass
+            writes = [nixl.prepare_write(peer, part, begin) for begin, part in parts]
+
+            def together(writes: list[Any] = writes) -> None:
+                for one in writes:
+                    one.start()
+                while not all(one.done() for one in writes):
+                    pass
 
             seconds = _wall_s(together)
             self.add("nixl together", f"{len(parts)} x {mib} MiB", ring.numel(), seconds)
+            for one in writes:
+                one.close()
         for page in _PAGES:
             count = min(4096, ring.numel() // page)
             order = np.random.default_rng(page).permutation(count).tolist()
@@ -290,15 +297,20 @@ class Bench:
             nbytes = self.side.layout.state_bytes(length)
             for mib in (8, 16, 32):
                 pushes = pack_into_pushes(self.side.spans(length), self.side.layout, mib << 20)
-                request = PackedRequest(
-                    self.side, pushes, mib << 20, partial(nixl.start_write, peer), self.peer
-                )
-                alone, seconds = _wall_s(request.write_all), _wall_s(request.hand_over)
+                found = {}
+                for hashed in (False, True):
+                    request = PackedRequest(
+                        self.side, pushes, mib << 20, partial(nixl.prepare_write, peer), self.peer,
+                        hashed=hashed,
+                    )  # fmt: skip
+                    alone, found[hashed] = _wall_s(request.write_all), _wall_s(request.hand_over)
+                    request.close()
                 self.add(
-                    "packed", f"{_tokens(length)}, {len(pushes)} x {mib} MiB", nbytes, seconds,
+                    "packed", f"{_tokens(length)}, {len(pushes)} x {mib} MiB", nbytes, found[True],
                     writes_us=round(alone * 1e6, 1),
                     writes_of_copy=round(self.copy_s(nbytes) / alone, 3),
-                    of_writes=round(alone / seconds, 3),
+                    of_writes=round(alone / found[True], 3),
+                    digest_share=round(found[True] / found[False] - 1, 3),
                 )  # fmt: skip
 
     def close(self) -> None:
@@ -335,7 +347,7 @@ def report(bench: Bench) -> str:
 
 
 PARTS = (
-    "right", "copy", "direct", "receiver", "host", "prefill", "pages", "nixl", "packed",
+    "right", "copy", "direct", "receiver", "host", "nixl", "packed", "pages", "prefill",
 )  # fmt: skip
 
 

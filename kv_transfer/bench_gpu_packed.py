@@ -9,10 +9,8 @@ from torch import Tensor
 
 from cluster.messages import Span
 from kv_transfer.bench_gpu_side import GpuSide
-
-
-class _Write(Protocol):
-    def done(self) -> bool: ...
+from kv_transfer.cell_writer import CellWriter
+from kv_transfer.transport import PreparedWrite
 
 
 class _Receiver(Protocol):
@@ -24,67 +22,71 @@ class _Receiver(Protocol):
 
     def answer(self) -> Any: ...
 
+    def answered(self) -> bool:
+        """Whether an answer can be had without waiting."""
+
 
 class PackedRequest:
-    """Everything is planned here, on both sides; `start` begins to write a cell to a place in the
-    peer's ring, and does not wait."""
+    """Everything is planned here, on both sides; `prepare` makes a write of a cell to a place in
+    the peer's ring. As ranks do it, but for their messages: here a pipe."""
 
     def __init__(
         self,
         side: GpuSide,
         pushes: Sequence[Sequence[Span]],
         cell_bytes: int,
-        start: Callable[[Tensor, int], _Write],
+        prepare: Callable[[Tensor, int], PreparedWrite],
         receiver: _Receiver,
+        *,
+        hashed: bool = True,
     ) -> None:
         cells = side.cells(pushes, cell_bytes)
-        self._packing = side.mover.packing(side.lease, cells)
+        packing = side.mover.packing(side.lease, cells, hashed=hashed)
         receiver.ask("plan_unpacking", pushes, cell_bytes)
-        self._parts = [cell for _, cell in cells]
-        self._places = [cell.data_ptr() - side.ring.data_ptr() for cell in self._parts]
-        self._cells = len(set(self._places))
-        self._start, self._receiver = start, receiver
+        parts = [cell for _, cell in cells]
+        self._writes = [prepare(part, part.data_ptr() - side.ring.data_ptr()) for part in parts]
+        self._cells = side.ring.numel() // cell_bytes
+        self._writer = CellWriter(packing, self._writes, self._cells)
+        self._receiver = receiver
+        self._hashed = hashed
+        self._freed = self._told = 0
 
     def write_all(self) -> None:
         """The packed bytes alone: no more under way than the ring has cells."""
-        started: list[_Write] = []
-        for number in range(len(self._parts)):
-            while number >= self._cells and not started[number - self._cells].done():
+        for number, write in enumerate(self._writes):
+            while number >= self._cells and not self._writes[number - self._cells].done():
                 pass
-            started.append(self._start(self._parts[number], self._places[number]))
-        for one in started:
-            while not one.done():
-                pass
+            write.start()
+        while not all(write.done() for write in self._writes):
+            pass
 
     def hand_over(self) -> None:
         """A write follows each packing, an unpacking each write. Raises RuntimeError if what then
-        stands in the receiver's blocks is not what stands here."""
-        count, cells = len(self._parts), self._cells
-        packed = [self._packing.start(number) for number in range(min(cells, count))]
-        writes: list[_Write] = []
-        told = answered = 0
-        for number in range(count):
-            while answered <= number - cells:  # the cell has to be unpacked first
-                while told <= answered:
-                    told += self._tell_done(writes, told)
-                self._receiver.answer()
-                answered += 1
-            if number >= cells:
-                packed.append(self._packing.start(number))
-            packed[number].synchronize()
-            writes.append(self._start(self._parts[number], self._places[number]))
-            told += self._tell_done(writes, told)
-        while told < count:
-            told += self._tell_done(writes, told)
-        for _ in range(count - answered):
-            self._receiver.answer()
-        if self._receiver.ask("unpacked") != self._packing.digests():
+        stands in the receiver's blocks is not what stands here, as far as it is hashed."""
+        self._freed = self._told = 0
+        self._writer.run(self, self._tell)
+        while self._freed < self._told:
+            self.wait()
+        if self._receiver.ask("unpacked") != self._writer.digests():
             raise RuntimeError("digests differ")
 
-    def _tell_done(self, writes: Sequence[_Write], told: int) -> int:
-        """Announce writes that are done, in order; how many."""
-        count = 0
-        while told + count < len(writes) and writes[told + count].done():
-            self._receiver.tell("unpack", told + count)
-            count += 1
-        return count
+    def close(self) -> None:
+        self._writer.close()
+
+    def _tell(self, number: int, _: float) -> None:
+        self._receiver.tell("unpack", number, self._hashed)
+        self._told += 1
+
+    # ---------------------------------------------------------------- as a Leave
+
+    def to_pack(self, number: int) -> bool:
+        return True
+
+    def to_write(self, number: int) -> bool:
+        while self._receiver.answered():
+            self.wait()
+        return number < self._freed + self._cells
+
+    def wait(self) -> None:
+        self._receiver.answer()
+        self._freed += 1

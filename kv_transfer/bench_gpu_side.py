@@ -169,10 +169,11 @@ class GpuSide:
     def plan_unpacking(self, pushes: Sequence[Sequence[Span]], cell_bytes: int) -> None:
         self._unpacking = self.mover.unpacking(self.lease, self.cells(pushes, cell_bytes))
 
-    def unpack(self, number: int) -> None:
+    def unpack(self, number: int, hashed: bool) -> None:
         """Its cell is free again when this returns; digests of the blocks are on their way."""
         stored = self._unpacking.start(2 * number)
-        self._unpacking.start(2 * number + 1)
+        if hashed:
+            self._unpacking.start(2 * number + 1)
         stored.synchronize()
 
     def unpacked(self) -> list[int]:

@@ -64,6 +64,11 @@ class Lease(Holding):
         self.length = length
 
     @property
+    def room(self) -> int:
+        """Positions that its blocks hold: `length`, or some more."""
+        return len(self.block_ids) * self._block_tokens
+
+    @property
     def block_ids(self) -> tuple[int, ...]:
         return self.units[_BLOCKS]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,12 +21,14 @@ from kernels.push_table import Pieces
 from kv_transfer.direct_transport import Area, DirectTransport
 from kv_transfer.path_probe import PathReport, probe
 from kv_transfer.process_life import Unwatched, Watch
-from kv_transfer.transport import Transport
+from kv_transfer.reach import Reach
+from kv_transfer.transport import PreparedWrite, Transport
 
 logger = logging.getLogger(__name__)
 
 _LENGTH = struct.Struct("<4sI")  # mark, bytes of the direct part
 _MARK = b"TCH2"
+_HOST = torch.device("cpu")
 _TRIED_BYTES = 64
 _HOST_PROBE, _DEVICE_PROBE = 1 << 20, 16 << 20  # bytes; a device's copy engine needs many
 _EXPECTED = {"nvlink/cuda_ipc": 100.0}  # GB/s at 16 MiB: NVLink gives 250 there, PCIe 50
@@ -45,14 +48,20 @@ class ChosenTransport:
         packed: Transport | None,
         *,
         why_packed: str = "",
+        cells: torch.device = _HOST,
+        reach: Reach | None = None,
     ) -> None:
         """Owns both, of which one may be missing, from now on. `why_packed`: there is no direct
-        one, because; "" if nobody wants one."""
+        one, because; "" if nobody wants one. `cells`: where cells and rings of the packed path
+        have to be; `reach`: what packs and unpacks there by kernel, if state memory is there too.
+        """
         assert direct or packed, "a rank needs a path"
         self.name = name
         self.direct = direct
         self.packed = packed
         self.why_packed = why_packed
+        self.cells = cells
+        self.reach = reach
         self.fallbacks = 0  # pairs that could not go direct
         self._paths: dict[str, Transport | DirectTransport] = {}  # by peer
         self._why: dict[str, str] = {}  # a peer is not reached directly
@@ -187,9 +196,19 @@ class ChosenTransport:
         assert path is self.packed, "state is pushed to a direct peer, not written into its ring"
         path.write(peer, source, remote_offset)
 
+    def prepare_write(self, peer: str, source: Tensor, remote_offset: int) -> PreparedWrite:
+        """As Transport.prepare_write, to a peer that is not direct."""
+        path = self._of(peer)
+        assert path is self.packed, "state is pushed to a direct peer, not written into its ring"
+        return path.prepare_write(peer, source, remote_offset)
+
     def push(self, peer: str, pieces: Pieces, digests: int, *, after: Any = None) -> list[int]:
         """As DirectTransport.push, to a peer that is direct."""
         return self._directly(peer).push(peer, pieces, digests, after=after)
+
+    def prepare_push(self, peer: str, pieces: Pieces, digests: int) -> Callable[[], list[int]]:
+        """As DirectTransport.prepare_push, to a peer that is direct."""
+        return self._directly(peer).prepare_push(peer, pieces, digests)
 
     def measure(self, peer: str, source: Tensor | None = None, offset: int = 0) -> PathReport:
         """What the pair gets. To a peer that is not direct: `source`, in registered memory, is
@@ -206,6 +225,8 @@ class ChosenTransport:
         for path in (self.direct, self.packed):
             if path:
                 path.close()
+        if self.reach and not (self.direct and self.direct.reach is self.reach):
+            self.reach.close()
 
     def _directly(self, peer: str) -> DirectTransport:
         path = self._of(peer)

@@ -16,9 +16,10 @@ import logging
 import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from kernels.push_table import Pieces
 from kv_transfer.process_life import Life, Unwatched, Watch, own_life
 from kv_transfer.reach import Opened, Reach
 from kv_transfer.registered_memory import RegisteredMemory
+from kv_transfer.transport import PreparedWrite, WriteAtOnce
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +145,9 @@ class DirectTransport:
         with self._lock:
             return self._peer(peer).offered
 
+    def prepare_write(self, peer: str, source: Tensor, remote_offset: int) -> PreparedWrite:
+        return WriteAtOnce(partial(self.write, peer, source, remote_offset))
+
     def push(self, peer: str, pieces: Pieces, digests: int, *, after: Any = None) -> list[int]:
         """Copy rows from memory here into what the peer has offered; their digests.
 
@@ -153,13 +158,28 @@ class DirectTransport:
         ValueError if one does not begin in registered memory.
         """
         with self._writing(peer) as target:
-            nbytes = pieces.rows * pieces.row_bytes
-            self._memory.check_ranges(pieces.source, nbytes)
-            if not _within(target.offered, pieces.target, nbytes):
-                raise TransferError(
-                    f"{self.name}: a push to {peer} names memory that it has not offered"
-                )
+            self._check(target, pieces)
             return self.reach.push(target.life, pieces, digests, after)
+
+    def prepare_push(self, peer: str, pieces: Pieces, digests: int) -> Callable[[], list[int]]:
+        """As push, of rows that do not exist yet: call what this returns when they do."""
+        with self._writing(peer) as target:
+            self._check(target, pieces)
+            prepared = self.reach.prepare_push(target.life, pieces, digests)
+
+        def push() -> list[int]:
+            with self._writing(peer):
+                return prepared()
+
+        return push
+
+    def _check(self, target: _Peer, pieces: Pieces) -> None:
+        nbytes = pieces.rows * pieces.row_bytes
+        self._memory.check_ranges(pieces.source, nbytes)
+        if not _within(target.offered, pieces.target, nbytes):
+            raise TransferError(
+                f"{self.name}: a push to {target.id} names memory that it has not offered"
+            )
 
     def has_ended(self, peer: str) -> bool:
         """The peer's process is no more: nothing it began can still write, or be written to.

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,9 @@ class HostReach:
             part = slice(start, start + _MOST_PIECES)
             _write(owner, sources[part], targets[part])
         return self.move(pieces, digests, copy=False) if digests else []
+
+    def prepare_push(self, owner: Life, pieces: Pieces, digests: int) -> Callable[[], list[int]]:
+        return partial(self.push, owner, pieces, digests)
 
     def move(self, pieces: Pieces, digests: int, *, copy: bool = True) -> list[int]:
         moves = self.plan([Move(pieces, copy)], digests)

@@ -18,6 +18,7 @@ from model.state import PerToken, Ring, StateField, Tail
 ALIGNMENT = 64  # bytes; a cache line, and a multiple of every word that rows are moved in
 SPAN_ALIGNMENT = 16  # bytes; in a push, so that the widest accesses stay whole there too
 WIRE_VERSION = 2
+REQUESTS_ON_A_DEVICE = 4  # that a prefill rank's staging holds all cells of, if it is on a device
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@ For tests and for prefill and decode in one process; held to the same tests as N
 from __future__ import annotations
 
 import threading
+from functools import partial
 from itertools import count
 
 from torch import Tensor
 
 from cluster.errors import ProtocolError, TransferError
 from kv_transfer.registered_memory import RegisteredMemory
+from kv_transfer.transport import PreparedWrite, WriteAtOnce
 
 _MARK = b"local transport "
 
@@ -80,6 +82,9 @@ class LocalTransport:
                     f"{self.name}: bytes {remote_offset} to {stop} are not in the ring of {peer}"
                 )
             ring[remote_offset:stop] = source
+
+    def prepare_write(self, peer: str, source: Tensor, remote_offset: int) -> PreparedWrite:
+        return WriteAtOnce(partial(self.write, peer, source, remote_offset))
 
     def close(self) -> None:
         with _REGISTRY.lock:

@@ -12,11 +12,13 @@ from kv_transfer.chosen_transport import ChosenTransport
 from kv_transfer.direct_transport import DirectTransport
 from kv_transfer.host_reach import HostReach
 from kv_transfer.local_transport import LocalTransport
+from kv_transfer.reach import Reach
 from kv_transfer.transport import Transport
 
 logger = logging.getLogger(__name__)
 
 _CPU = torch.device("cpu")
+_TRIED_BYTES = 1 << 21
 
 
 def open_paths(
@@ -31,26 +33,49 @@ def open_paths(
     """What a rank whose request state is on `device` reaches its peers by.
 
     `path`: "auto" goes direct between devices where a pair can, and else by `packed`, with a
-    warning; "direct" and "packed" go one way only. `packed` is "nixl" or "local", between host
-    memories; `row_bytes` are the sizes of rows that will be pushed. Raises StartupError for a path
-    that cannot be had.
+    warning; "direct" and "packed" go one way only. `packed` is "nixl" or "local", between memories
+    of the device if it can, else of the host; `row_bytes` are the sizes of rows that will be
+    pushed. Raises StartupError for a path that cannot be had.
 
     Between CPUs "auto" is packed: measured, a direct handoff is no quicker there, because hashing
     is most of both, and it needs the right to trace other processes, which containers lack.
     """
-    if path == "packed" or (path == "auto" and device.type == "cpu"):
-        return ChosenTransport(name, None, open_transport(packed, name, write_bytes=write_bytes))
-    try:
-        direct = _direct(name, device, row_bytes)
-    except StartupError as error:
+    if device.type == "cpu":
         if path == "direct":
-            raise
-        logger.warning("%s: %s; all peers take the packed path", name, error)
-        other = open_transport(packed, name, write_bytes=write_bytes)
-        return ChosenTransport(name, None, other, why_packed=str(error))
+            return ChosenTransport(name, _direct(name, device, row_bytes), None)
+        return ChosenTransport(name, None, open_transport(packed, name, write_bytes=write_bytes))
+    direct, why = None, ""
+    if path != "packed":
+        try:
+            direct = _direct(name, device, row_bytes)
+        except StartupError as error:
+            if path == "direct":
+                raise
+            logger.warning("%s: %s; all peers take the packed path", name, error)
+            why = str(error)
     if path == "direct":
         return ChosenTransport(name, direct, None)
-    return ChosenTransport(name, direct, open_transport(packed, name, write_bytes=write_bytes))
+    reach: Reach | None = None
+    try:
+        reach = direct.reach if direct else _reach(device, row_bytes)
+        other = _between_devices(packed, name, device)
+    except StartupError as error:
+        logger.warning("%s: %s; what is packed goes through host memory", name, error)
+        device, reach = _CPU, None
+        other = open_transport(packed, name, write_bytes=write_bytes)
+    return ChosenTransport(name, direct, other, why_packed=why, cells=device, reach=reach)
+
+
+def _between_devices(packed: str, name: str, device: torch.device) -> Transport:
+    """Raises StartupError also for memory that it turns out not to take."""
+    transport = open_transport(packed, name, device=device)
+    try:
+        memory = torch.zeros(_TRIED_BYTES, dtype=torch.uint8, device=device)
+        transport.register(memory, source_only=True)
+    except (StartupError, ValueError) as error:
+        transport.close()
+        raise StartupError(f"{transport.path} takes no memory of {device}: {error}") from error
+    return transport
 
 
 def open_transport(
@@ -75,9 +100,9 @@ def open_transport(
         case "local":
             return LocalTransport(name)
         case "host":
-            return DirectTransport(name, HostReach())
+            return _direct(name, _CPU, ())
         case "nvlink":
-            return _nvlink(name, device, row_bytes)
+            return _direct(name, device, row_bytes)
         case "nixl":
             return _nixl(name, write_bytes, device)
         case _:
@@ -87,11 +112,17 @@ def open_transport(
 
 
 def _direct(name: str, device: torch.device, row_bytes: Iterable[int]) -> DirectTransport:
+    return DirectTransport(name, _reach(device, row_bytes))
+
+
+def _reach(device: torch.device, row_bytes: Iterable[int]) -> Reach:
     match device.type:
         case "cpu":
-            return DirectTransport(name, HostReach())
+            return HostReach()
         case "cuda":
-            return _nvlink(name, device, row_bytes)
+            from kv_transfer.cuda_reach import CudaReach  # here: Triton's driver is for GPUs
+
+            return CudaReach(device, row_bytes=row_bytes)
         case _:
             raise StartupError(f"there is no direct path between {device.type} devices yet")
 
@@ -100,9 +131,3 @@ def _nixl(name: str, write_bytes: int, device: torch.device) -> Transport:
     from kv_transfer.nixl_transport import NixlTransport  # here: importing it takes a second
 
     return NixlTransport(name, write_bytes=write_bytes, device=device)
-
-
-def _nvlink(name: str, device: torch.device, row_bytes: Iterable[int]) -> DirectTransport:
-    from kv_transfer.cuda_reach import CudaReach  # here: Triton's driver is for GPU machines
-
-    return DirectTransport(name, CudaReach(device, row_bytes=row_bytes))

@@ -6,7 +6,7 @@ Knows nothing of rings, peers' names or rows' meaning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -70,6 +70,9 @@ class Reach(Protocol):
         `after`: what has to happen first, an event of the device. Rows at the sources must not
         change meanwhile.
         """
+
+    def prepare_push(self, owner: Life, pieces: Pieces, digests: int) -> Callable[[], list[int]]:
+        """A push to be made later, when its rows stand, by calling what this returns."""
 
     def move(self, pieces: Pieces, digests: int, *, copy: bool = True) -> list[int]:
         """The same between addresses of this process; without `copy` rows are only hashed."""

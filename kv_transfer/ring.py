@@ -15,6 +15,7 @@ from kv_transfer.holding import Holding, Ledger, Stock
 from kv_transfer.layout import ALIGNMENT
 
 _SEGMENTS = "segments"
+_HOST = torch.device("cpu")
 
 
 class SegmentLease(Holding):
@@ -36,7 +37,9 @@ class ReceiveRing:
     so that no transfer pays for first touching it.
     """
 
-    def __init__(self, ring_bytes: int, cell_bytes: int, cells: int) -> None:
+    def __init__(
+        self, ring_bytes: int, cell_bytes: int, cells: int, device: torch.device = _HOST
+    ) -> None:
         if cell_bytes % ALIGNMENT:
             raise ValueError(f"cell_bytes {cell_bytes} is not a multiple of {ALIGNMENT}")
         segments = ring_bytes // (cell_bytes * cells)
@@ -46,7 +49,8 @@ class ReceiveRing:
             )
         self.cell_bytes = cell_bytes
         self.cells = cells
-        self.memory = torch.empty(segments * cells * cell_bytes, dtype=torch.uint8).fill_(0)
+        nbytes = segments * cells * cell_bytes
+        self.memory = torch.empty(nbytes, dtype=torch.uint8, device=device).fill_(0)
         self._stock = Stock({_SEGMENTS: segments})
 
     def lease(self) -> SegmentLease:

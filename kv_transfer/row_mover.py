@@ -73,9 +73,15 @@ class RowMover:
 
         return found
 
-    def packing(self, lease: Lease, pushes: Sequence[tuple[Sequence[Span], Tensor]]) -> Moves:
+    def packing(
+        self,
+        lease: Lease,
+        pushes: Sequence[tuple[Sequence[Span], Tensor]],
+        *,
+        hashed: bool = True,
+    ) -> Moves:
         """Of a whole request: move k packs pushes[k], its spans to the start of its cell; digests
-        in the order of all spans. Errors as of pack."""
+        in the order of all spans, 0 unless `hashed`. Errors as of pack."""
         moves, spans_before = [], 0
         for spans, out in pushes:
             self._check(lease, spans)
@@ -83,7 +89,8 @@ class RowMover:
             if nbytes > len(out):
                 raise ValueError(f"a push of {nbytes} bytes exceeds a cell of {len(out)}")
             pieces = packed(spans, self._stands(lease), out.data_ptr(), out=True)
-            moves.append(Move(pieces._replace(digest=pieces.digest + spans_before)))
+            pieces = pieces._replace(digest=pieces.digest + spans_before)
+            moves.append(Move(pieces, hashed=hashed))
             spans_before += len(spans)
         return self._reach.plan(moves, spans_before)
 

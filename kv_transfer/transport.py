@@ -8,9 +8,43 @@ business. Knows nothing of rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
+
+
+class PreparedWrite(Protocol):
+    """One write, made ready before its bytes are there: beginning it costs next to nothing.
+
+    Once it is done it can be started again. It is no longer anything once its peer was removed.
+    """
+
+    def start(self) -> None:
+        """Begin, without waiting. Raises TransferError if the peer is gone."""
+
+    def done(self) -> bool:
+        """Whether it has ended; to be asked until it has. Raises TransferError if it has failed,
+        or the peer was removed."""
+
+    def close(self) -> None:
+        """It is not wanted any more, and not under way. Harmless if repeated."""
+
+
+class WriteAtOnce:
+    """A prepared write of a transport that cannot leave a write to itself."""
+
+    def __init__(self, write: Callable[[], None]) -> None:
+        self._write = write
+
+    def start(self) -> None:
+        self._write()
+
+    def done(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
 
 
 class Transport(Protocol):
@@ -49,6 +83,10 @@ class Transport(Protocol):
         Raises TransferError if the peer is unknown, gone or its ring ends before that, ValueError
         if `source` is not registered.
         """
+
+    def prepare_write(self, peer: str, source: Tensor, remote_offset: int) -> PreparedWrite:
+        """A write to be started later, perhaps several at a time, by one thread. Errors as of
+        write, which it may also raise when it is started."""
 
     def close(self) -> None:
         """Wait for writes under way, then give back everything. Harmless if repeated."""

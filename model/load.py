@@ -14,11 +14,16 @@ from model.compressed_vocab import compress_vocabulary
 from model.device_weights import DeviceWeights
 from model.moe import LocalExperts, MakeExperts
 from model.options import ModelOptions
+from model.packed.experts import MakeExperts as MakePackedExperts
+from model.packed.experts import PackedLocalExperts
+from model.packed.forward import PackedTransformer
+from model.packed.weights import from_weights
 from model.spec import ModelSpec
 from model.tokenizer import Tokenizer
 from model.transformer import Transformer
+from model.vision import VisionEncoder
 from model.weight_source import WeightSource
-from model.weights import load_weights, random_weights
+from model.weights import Weights, load_weights, random_weights
 
 
 def load_model(
@@ -43,12 +48,16 @@ def load_model(
     Raises ValueError for a config, checkpoint or tokenizer that does not fit.
     """
     spec = ModelSpec.load(path)
-    if weights == "random":
-        stored = random_weights(spec, seed, vision=vision, progress=progress)
-    else:
-        stored = load_weights(
-            path, spec, progress=progress, experts=experts, draft_experts=draft_experts
-        )
+    stored = _stored_weights(
+        path,
+        spec,
+        weights,
+        seed,
+        vision,
+        experts=experts,
+        draft_experts=draft_experts,
+        progress=progress,
+    )
     loaded: WeightSource = stored
     if device is not None and device.type != "cpu":
         loaded = DeviceWeights(stored, device)
@@ -60,6 +69,53 @@ def load_model(
         vision=vision and any(map(is_vision, stored.names())),
         make_experts=make_experts,
     )
+
+
+def load_packed(
+    path: str | Path,
+    *,
+    weights: Literal["checkpoint", "random"],
+    device: torch.device,
+    dtype: torch.dtype,
+    seed: int = 0,
+    options: ModelOptions | None = None,
+    progress: Progress | None = None,
+    vision: bool = False,
+    make_experts: MakePackedExperts = PackedLocalExperts,
+) -> PackedTransformer:
+    """The same on weights as they are stored, for `device`; see model/packed/forward.py.
+
+    The vision encoder is the one of load_model, in float32. Raises as load_model does.
+    """
+    spec = ModelSpec.load(path)
+    stored = _stored_weights(path, spec, weights, seed, vision, progress=progress)
+    encoder = None
+    if vision and spec.vision and any(map(is_vision, stored.names())):
+        encoder = VisionEncoder(DeviceWeights(stored, device), spec.vision)
+    return PackedTransformer(
+        spec,
+        from_weights(stored, device, dtype),
+        options,
+        token_map(path, spec),
+        make_experts=make_experts,
+        vision=encoder,
+    )
+
+
+def _stored_weights(
+    path: str | Path,
+    spec: ModelSpec,
+    weights: Literal["checkpoint", "random"],
+    seed: int,
+    vision: bool,
+    *,
+    experts: range | None = None,
+    draft_experts: range | None = None,
+    progress: Progress | None = None,
+) -> Weights:
+    if weights == "random":
+        return random_weights(spec, seed, vision=vision, progress=progress)
+    return load_weights(path, spec, progress=progress, experts=experts, draft_experts=draft_experts)
 
 
 def token_map(path: str | Path, spec: ModelSpec) -> Tensor | None:

@@ -64,11 +64,17 @@ def _values(name: str, tensor: TensorSpec, seed: int) -> Tensor:
     noise = np.random.default_rng(int.from_bytes(digest[:16], "big")).standard_normal(
         tensor.shape, dtype=np.float32
     )
-    spread = next(spread for pattern, spread in _SPREADS if fnmatchcase(name, pattern))
-    std = spread.std / math.sqrt(tensor.shape[-1]) if spread.fan_in else spread.std
-    values = torch.from_numpy(noise).mul_(std).add_(spread.mean)
+    mean, std = mean_and_std(name, tensor)
+    values = torch.from_numpy(noise).mul_(std).add_(mean)
     if name.endswith((".w1", ".w3")):
         values[::_LOUD] *= _LOUDNESS
     elif name.endswith(".w2"):
         values[:, ::_LOUD] *= _HUSH
     return values
+
+
+def mean_and_std(name: str, tensor: TensorSpec) -> tuple[float, float]:
+    """Of a tensor's values, by its name."""
+    spread = next(spread for pattern, spread in _SPREADS if fnmatchcase(name, pattern))
+    std = spread.std / math.sqrt(tensor.shape[-1]) if spread.fan_in else spread.std
+    return spread.mean, std

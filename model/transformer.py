@@ -20,6 +20,7 @@ from model.context_parallel import Gather, shared
 from model.drafter import Choose, Drafter, Drafts
 from model.engram import CompressedIds, Engram, engram_hashes
 from model.layer import Layer
+from model.leaving import check_cut, going_on
 from model.moe import LocalExperts, MakeExperts
 from model.norm import RMSNorm
 from model.options import ModelOptions
@@ -55,7 +56,7 @@ class Transformer:
         self.spec, self.options = spec, options or ModelOptions()
         self.weights = weights
         if self.options.truncation != "off":
-            _check_cut(spec)
+            check_cut(spec)
         self._frequencies = {
             has_rows: torch.tensor(spec.rope_frequencies(int(has_rows)), dtype=torch.float64)
             for has_rows in (False, True)
@@ -100,7 +101,7 @@ class Transformer:
         if ranks is not None:
             share = shared(whole, ranks)
             rows, batch = share.rows(), batch.take(share.taken)
-        step = Step(rows, cache, self._going_on(whole, logit_rows))
+        step = Step(rows, cache, going_on(whole, logit_rows, self.spec, self.options))
         ngrams_TN = self._compressed_ids(pad_tensor(batch.ngrams_Tn))
         residual = Residual.of(self._embed(batch), self.spec.hc_mult)
         taps = []
@@ -135,24 +136,6 @@ class Transformer:
         anchors_R = torch.tensor(anchors).to(self.device)
         return self._drafter(anchors_R, *geometry, cache, choose)
 
-    def _going_on(self, rows: Rows, logit_rows: Ints) -> Ints:
-        """Rows that must pass the cut layer: after it a row reaches others through windows only.
-
-        One layer's newest window rows need as many of the layer before, and W - 1 more for each
-        layer in between; logits need W - 1 more a layer too. Nothing else of a row is kept.
-        """
-        if self.options.truncation == "mask":
-            return np.arange(rows.count)
-        if self.options.truncation == "compact":
-            return rows.above_clip
-        window, layers = self.spec.sliding_window, self.spec.num_hidden_layers
-        after = layers - 1 - self.spec.cut_layer
-        first_R = rows.first_R + rows.counts_R
-        np.minimum.at(first_R, rows.requests_T[logit_rows], logit_rows)
-        for_logits_R = rows.first_R + rows.counts_R - first_R + after * (window - 1)
-        for_state = window + rows.rollback + max(after - 1, 0) * (window - 1)
-        return rows.last(np.maximum(for_logits_R, for_state))
-
     def _embed(self, batch: ForwardBatch) -> Tensor:
         hidden_TD = self._embed_VD[pad_tensor(batch.token_ids_T).to(self.device)]
         if batch.embeddings_TD is None:
@@ -178,12 +161,3 @@ class Transformer:
         rows = batch.logit_rows.numpy()
         if (batch.positions_T.numpy()[rows] < starts_R[batch.requests_T.numpy()[rows]]).any():
             raise ValueError("logits are wanted of rows below their request's window start")
-
-
-def _check_cut(spec: ModelSpec) -> None:
-    """After the cut only some rows exist, so nothing there may need the others."""
-    cut = spec.cut_layer
-    if max(spec.engram_layer_ids, default=0) > cut:
-        raise ValueError(f"prefill cannot be truncated at layer {cut}: Engram follows it")
-    if min(spec.dspark_target_layer_ids) <= cut or spec.candidate_source_layer_id < cut:
-        raise ValueError(f"prefill cannot be truncated at layer {cut}: later layers look before it")

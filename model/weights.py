@@ -25,7 +25,7 @@ _EXPERT = re.compile(r"(layers|mtp)\.\d+\.ffn\.experts\.(\d+)\.")
 class Weights:
     """Read-only. Engram tables stay in their stored form and are read by rows.
 
-    `progress` hears of each tensor that was decoded.
+    `progress` hears of each tensor that was decoded, or read as it is.
     """
 
     def __init__(
@@ -51,12 +51,21 @@ class Weights:
     def table_rows(self, name: str, rows: Tensor) -> Tensor:
         """Rows [...] (int64) of a table as float32 values [..., dim]; the rest stays untouched."""
         if name not in self._tables:
-            self._tables[name] = self.stored(name)
+            self._tables[name] = self._read(name, self._spec(name))
         return decode(self._tables[name].rows(rows.flatten()), "fp8_rows").view(*rows.shape, -1)
 
     def stored(self, name: str) -> Stored:
         """The tensor in its stored form, for kernels that compute on it."""
-        return self._read(name, self._spec(name))
+        found = self._read(name, self._spec(name))
+        self._num_decoded += 1
+        if self._progress:
+            self._progress(self._num_decoded, len(self._tensors), name)
+        return found
+
+    @property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """Kind and shape of each tensor that is there."""
+        return self._tensors
 
     def names(self) -> tuple[str, ...]:
         return tuple(self._tensors)

@@ -17,9 +17,9 @@ from cluster.generation import Caller
 from cluster.messages import Address
 from cluster.router import Router
 from decode_worker.worker import DecodeRank
-from engine.executor import Model
 from engine.expert_exchange import local_exchanges
 from engine.expert_group import ExpertGroup
+from engine.packed_runner import AnyModel
 from model.spec import ModelSpec
 from prefill_worker.worker import PrefillRank
 
@@ -33,7 +33,7 @@ class RankThreads:
         self._secret = secrets.token_bytes(32)
         self._address: Address | None = None
         self._life = AsyncExitStack()
-        self._whole: Model | None = None  # for ranks that share no experts
+        self._whole: AnyModel | None = None  # for ranks that share no experts
 
     async def start(self) -> Caller:
         pools = (self._config.decode, self._config.prefill)

@@ -57,6 +57,7 @@ class PrefillRank(Rank):
             transport=self.transport,
             cell_bytes=self.config.transfer.cell_bytes,
             cells=self.config.transfer.cells,
+            chunk_tokens=self.section.chunk_tokens,
         )
         self._by_layer = self.transport.direct is not None  # a packed push gains nothing
         async with Sender(

@@ -20,6 +20,7 @@ from cluster.messages import Address, Endpoint, Role
 from cluster.seat import Seat, listen
 from decode_worker.worker import DecodeRank
 from prefill_worker.worker import PrefillRank
+from tests.timed_ranks import TimedDecode, TimedPrefill
 from tests.tiny import SECRET, Rank
 
 _STARTING = multiprocessing.get_context("spawn")
@@ -39,15 +40,17 @@ class RankProcess:
         seat: Seat | None = None,
         listener: socket | None = None,
         environ: Mapping[str, str] | None = None,
+        *,
+        timed: bool = False,
     ) -> None:
         """`seat`: in a group that shares its experts; `listener` is for its first rank. `environ`
-        is added to this process's own."""
+        is added to this process's own; `timed` is for times()."""
         context = _STARTING if environ else _FORKING
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
             target=_live,
             args=(role, f"{role}-{number}/{seat.index if seat else 0}", config, router, theirs),
-            kwargs={"seat": seat, "listener": listener},
+            kwargs={"seat": seat, "listener": listener, "timed": timed},
             daemon=True,
         )
         before = dict(os.environ)
@@ -75,6 +78,12 @@ class RankProcess:
         """Asks it what of its memory is not free, and what it has to do: "" if nothing."""
         self._pipe.send("what is held?")
         answer: str = self._pipe.recv()
+        return answer
+
+    def times(self) -> list[float]:
+        """What a timed rank has noted: see tests/timed_ranks.py."""
+        self._pipe.send("times")
+        answer: list[float] = self._pipe.recv()
         return answer
 
     def kill(self, how: signal.Signals = signal.SIGKILL) -> None:
@@ -122,10 +131,11 @@ def _live(
     *,
     seat: Seat | None,
     listener: socket | None,
+    timed: bool,
 ) -> None:
     if seat is not None and listener is not None:
         seat = seat.with_listener(listener)
-    asyncio.run(_serve(role, name, config, router, pipe, seat))
+    asyncio.run(_serve(role, name, config, router, pipe, seat, timed))
 
 
 async def _serve(
@@ -135,16 +145,22 @@ async def _serve(
     router: Address,
     pipe: Connection,
     seat: Seat | None,
+    timed: bool,
 ) -> None:
     async def find_router() -> Address | None:
         return router
 
     kind: type[Rank] = PrefillRank if role == "prefill" else DecodeRank
+    if timed:
+        kind = TimedPrefill if role == "prefill" else TimedDecode
     rank = kind(config=config, name=name, secret=SECRET, find_router=find_router, seat=seat)
     pipe.send(await rank.start())
     while await asyncio.to_thread(pipe.poll, None):
-        pipe.recv()
-        pipe.send(_held(rank))
+        match pipe.recv(), rank:
+            case "times", TimedPrefill(times=times) | TimedDecode(times=times):
+                pipe.send(times)
+            case _:
+                pipe.send(_held(rank))
 
 
 def _held(rank: Rank) -> str:

@@ -23,7 +23,7 @@ from cluster.generation import Caller, Delta, Timeline
 from cluster.messages import Address, Request, Sampling, pack_ids
 from cluster.router import Router
 from decode_worker.worker import DecodeRank
-from engine.executor import Model
+from engine.packed_runner import AnyModel
 from kv_transfer.blocks import PoolLedger
 from kv_transfer.chosen_transport import ChosenTransport
 from kv_transfer.open_transport import open_paths
@@ -184,12 +184,12 @@ class TinyCluster:
         prefill: int = 1,
         decode: int = 1,
         transport: Literal["local", "nixl"] = "local",
-        model: Model | None = None,
+        model: AnyModel | None = None,
         config: ClusterConfig | None = None,
         open_transport: OpenTransport = open_paths,
     ) -> None:
         self.config = config or tiny_config(transfer={"transport": transport})
-        self.model = model or StateModel()
+        self.model: AnyModel = model or StateModel()
         self.router = Router(self.config, SECRET)
         self.caller = Caller(self.config, SECRET, self.find_router)
         self.prefill: list[PrefillRank] = [

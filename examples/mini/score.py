@@ -44,11 +44,14 @@ class Question:
 
 
 class Scorer:
-    def __init__(self, source: Path, device: torch.device) -> None:
+    def __init__(
+        self, source: Path, device: torch.device, dtype: torch.dtype | None = None
+    ) -> None:
+        """`dtype`: what is computed in; None: bf16 on a GPU, float32 on a CPU."""
         self.spec = ModelSpec.load(FOLDER)
         parameters = restore(source)
         parameters.to(device)
-        self._dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self._dtype = dtype or (torch.bfloat16 if device.type == "cuda" else torch.float32)
         self._w = parameters.prepared(parameters.stacks, self._dtype, quantised=True)
         self._network = Network(self.spec, token_map(FOLDER, self.spec), device)
         self._drafter = DraftNetwork(self.spec, device)

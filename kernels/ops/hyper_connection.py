@@ -30,10 +30,25 @@ def _collapse(streams_TnD: Tensor, pre_Tn: Tensor) -> Tensor:
     return torch.bmm(pre_Tn.unsqueeze(1), streams_TnD).squeeze(1)
 
 
-def _spread(out_TD: Tensor, streams_TnD: Tensor, post_Tn: Tensor, mix_Tnn: Tensor) -> Tensor:
-    """Add a sublayer's output to every stream and mix them: mix[t, source, destination]."""
-    mixed_TnD = torch.bmm(mix_Tnn.transpose(1, 2), streams_TnD)
-    return mixed_TnD.addcmul_(post_Tn.unsqueeze(2), out_TD.unsqueeze(1))
+def _spread(
+    out_TD: Tensor,
+    streams_TnD: Tensor,
+    post_Tn: Tensor,
+    mix_Tnn: Tensor,
+    more_TD: Tensor | None = None,
+) -> Tensor:
+    """Add a sublayer's output to every stream and mix them: mix[t, source, destination].
+
+    The output may come in two parts. Computed in the dtype of the weights, and rounded once to
+    that of the streams.
+    """
+    exact = mix_Tnn.dtype
+    mixed_TnD = torch.bmm(mix_Tnn.transpose(1, 2), streams_TnD.to(exact))
+    whole_TD = out_TD.to(exact)
+    if more_TD is not None:
+        whole_TD = whole_TD + more_TD.to(exact)
+    mixed_TnD.addcmul_(post_Tn.unsqueeze(2), whole_TD.unsqueeze(1))
+    return mixed_TnD.to(streams_TnD.dtype)
 
 
 _GPU = "kernels.hyper_connection_kernels"

@@ -29,7 +29,8 @@ from kernels.triton_formats import fp4_halves, power_of, spread
 
 class Paged(NamedTuple):
     """FP4 index keys in `memory`, uint8 [bytes]; row j of query row t is row j % rows of the page
-    that begins at byte at_TP[t, j // rows]. Pages begin at multiples of 4 bytes.
+    that begins at byte at_TP[t, j // rows]. Pages begin at multiples of 4 bytes, or
+    of 2 if a row is no multiple of 4.
     """
 
     memory: Tensor
@@ -46,15 +47,15 @@ def reference(q_THd: Tensor, weights_TH: Tensor, keys: Paged, seen_T: Tensor, co
 
 
 def scores_reference(q_THd: Tensor, weights_TH: Tensor, keys: Paged, seen_T: Tensor) -> Tensor:
-    """float32 [T, J], -inf from row `seen` on."""
-    size = q_THd.shape[-1]
+    """float32 [T, J], or in the dtype of q if that is wider; -inf from row `seen` on."""
+    size, exact = q_THd.shape[-1], torch.promote_types(q_THd.dtype, torch.float32)
     nbytes = size // 2 + size // 32
     within = torch.arange(keys.rows * nbytes, device=keys.at_TP.device)
     packed = keys.memory[keys.at_TP.unsqueeze(-1) + within]
     packed = packed.view(len(q_THd), keys.at_TP.shape[1] * keys.rows, nbytes)
-    keys_TJd = unpack(packed, "fp4", size)
-    products_THJ = (q_THd.float() @ keys_TJd.transpose(1, 2)).relu_()
-    scores_TJ = (weights_TH.float().unsqueeze(1) @ products_THJ).squeeze(1)
+    keys_TJd = unpack(packed, "fp4", size).to(exact)
+    products_THJ = (q_THd.to(exact) @ keys_TJd.transpose(1, 2)).relu_()
+    scores_TJ = (weights_TH.to(exact).unsqueeze(1) @ products_THJ).squeeze(1)
     hidden_TJ = torch.arange(keys_TJd.shape[1], device=seen_T.device) >= seen_T.unsqueeze(1)
     return scores_TJ.masked_fill(hidden_TJ, -torch.inf)
 
@@ -96,7 +97,8 @@ def _score(
     j = tile * TILE + tl.arange(0, TILE)
     live = j < seen
     page = tl.load(at_TP + t * pages + j // PAGE, mask=live, other=0)
-    row_N = memory + tl.multiple_of(page + j % PAGE * BYTES, 4)
+    ALIGN: tl.constexpr = 4 if BYTES % 4 == 0 else 2
+    row_N = memory + tl.multiple_of(page + j % PAGE * BYTES, ALIGN)
     pair = tl.arange(0, HALF)
     codes = tl.load(row_N[:, None] + pair[None, :], mask=live[:, None], other=0)
     steps = tl.load(
@@ -241,7 +243,9 @@ def index_topk(
 def index_scores(
     q_THd: Tensor, weights_TH: Tensor, keys: Paged, seen_T: Tensor, *, portable: bool = False
 ) -> Tensor:
-    """float32 [T, J]; what stands from row `seen` on is left as it was."""
+    """float32 [T, J]; what stands from row `seen` on is left as it was. On a CPU the reference."""
+    if not q_THd.is_cuda:
+        return scores_reference(q_THd, weights_TH, keys, seen_T)
     count, heads, size = q_THd.shape
     pages = keys.at_TP.shape[1]
     rows = pages * keys.rows
@@ -280,6 +284,9 @@ def _fits_hopper(q_THd: Tensor, page: int) -> bool:
 def select(scores_TJ: Tensor, seen_T: Tensor, count: int) -> Tensor:
     """int32 [T, count]: the best of each row's first `seen` scores, ascending, then -1."""
     rows, length = scores_TJ.shape
+    if not scores_TJ.is_cuda:
+        hidden_TJ = torch.arange(length) >= seen_T.unsqueeze(1)
+        return select_reference(scores_TJ.masked_fill(hidden_TJ, -torch.inf), count)
     out = seen_T.new_empty(rows, count, dtype=torch.int32)
     if not rows:
         return out

@@ -3,8 +3,8 @@
 One launch moves any number of ragged pieces between any two memories that the device can reach,
 its own or a peer's over NVLink, where a copy engine needs a descriptor for each. A few programs
 are enough, because what counts is bytes under way: a program reads its next tile of 36 KiB while
-it writes and hashes this one out of its registers. Knows nothing of fields, peers or who owns the
-memory.
+it writes and hashes this one out of its registers. A table is for one launch at a time. Knows
+nothing of fields, peers or who owns the memory.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,51 +67,80 @@ def _kv_push(
     COPY: tl.constexpr,
     HASH: tl.constexpr,
 ):
-    """A program takes every num_programs-th tile of each kind of formats."""
-    for number in tl.static_range(len(KINDS)):
-        _tiles(table, pieces, factors, digests, number, FORMATS, KINDS, COPY, HASH)
+    """Kind of formats by kind of formats: tiles to be copied as fast as each program can, because
+    programs that share a way out to the wire, as on an H200 eight to eleven of 32 do, are slower
+    than the others by a third; tiles that are only read by turns, which costs less."""
+    COUNT: tl.constexpr = len(KINDS)
+    claims = table + FORMATS * HEADER_
+    for number in tl.static_range(COUNT):
+        _tiles(
+            table, claims + COUNT + 1, pieces, claims + number, factors, digests,
+            number, KINDS, COPY, HASH,
+        )  # fmt: skip
     tl.debug_barrier()  # the program's stores come before its word that it is done
     tl.atomic_add(done, 1, sem="release", scope="sys")
+    if COPY:
+        ended = tl.atomic_add(claims + COUNT, 1, sem="relaxed")
+        if ended == tl.num_programs(0) - 1:
+            for number in tl.static_range(COUNT + 1):  # the last one leaves the table as it was
+                tl.store(claims + number, 0)
 
 
 @triton.jit
 def _tiles(
     table,
+    columns,
     pieces,
+    claims,
     factors,
     digests,
     NUMBER: tl.constexpr,
-    FORMATS: tl.constexpr,
     KINDS: tl.constexpr,
     COPY: tl.constexpr,
     HASH: tl.constexpr,
 ):
     """The next tile's bytes are under way while this one's are stored and hashed, and where the
-    one after it stands is read meanwhile."""
+    one after it stands is read meanwhile. Of tiles to be copied a program has three for certain,
+    and claims others one by one, three ahead: twice its share at most, and none that it could not
+    move, so that all are moved however late the other programs come.
+
+    A loop that ends when the tiles do would be a `while`, in which Triton 3.6 loses tuples."""
     KIND: tl.constexpr = KINDS[NUMBER]
     LAST: tl.constexpr = KIND[2] + KIND[3] - 1
-    columns = table + FORMATS * HEADER_
     programs = tl.num_programs(0)
     own = tl.program_id(0)
     if not KIND[1]:  # few tiles: they are for the programs that have one tile less of the others
         own = programs - 1 - own
     stop = tl.load(table + LAST * HEADER_ + 1).to(tl.int32)
-    this = _part(table, columns, pieces, own, stop, KIND)
-    following = _part(table, columns, pieces, own + programs, stop, KIND)
+    most = tl.cdiv(stop, programs)
+    if COPY:
+        most = 2 * most
+    tile, second, third = own, own + programs, own + 2 * programs
+    this = _part(table, columns, pieces, tile, stop, KIND)
+    following = _part(table, columns, pieces, second, stop, KIND)
     units = _read(this, KIND)
     by_place = _factors_of(this, factors, KIND)
-    for tile in range(own, stop, programs):
-        later = _part(table, columns, pieces, tile + 2 * programs, stop, KIND)
-        following_units = _read(following, KIND)
-        if COPY:
-            _write(this, units, KIND)
-        if HASH:
-            if not (KIND[0] == 4 and KIND[1]):  # else they are the same for all parts
-                by_place = _factors_of(this, factors, KIND)
-            _hash(this, units, by_place, digests, KIND)
-        this = following
-        following = later
-        units = following_units
+    for turn in range(most):
+        if tile < stop:
+            later = _part(table, columns, pieces, third, stop, KIND)
+            following_units = _read(following, KIND)
+            if COPY:
+                _write(this, units, KIND)
+            if HASH:
+                if KIND[0] == 4 and KIND[1]:  # they are the same for all parts
+                    _hash(this, units, by_place, digests, KIND)
+                else:
+                    _hash(this, units, _factors_of(this, factors, KIND), digests, KIND)
+            tile, second = second, third
+            if not COPY:
+                third += programs
+            elif turn + 3 < most:
+                third = 3 * programs + tl.atomic_add(claims, 1, sem="relaxed").to(tl.int32)
+            else:
+                third = stop
+            this = following
+            following = later
+            units = following_units
 
 
 @triton.jit
@@ -265,21 +295,28 @@ def kv_push(
 def launch(
     table: PushTable, digests: Tensor, done: Tensor, programs: int, copy: bool, hashed: bool
 ) -> None:
-    """The kernel itself, compiled or interpreted."""
-    _kv_push[(programs,)](
-        table.numbers,
-        table.pieces,
-        _factors(table.formats, table.numbers.device),
-        digests,
-        done,
-        FORMATS=len(table.formats),
-        KINDS=kinds(table.formats),
-        COPY=copy,
-        HASH=hashed,
-        num_warps=PARTS,
-    )
+    """The kernel itself, compiled or interpreted.
+
+    Looking for what was compiled takes Triton 20 to 30 us, more than a small push takes the
+    device, so that is remembered here.
+    """
+    device, numbers = table.numbers.device, (table.numbers, digests, done)
+    aligned = tuple(memory.data_ptr() % 16 == 0 for memory in numbers)  # Triton compiles apart
+    key = device, table.formats, aligned, copy, hashed
+    arguments = (
+        table.numbers, table.pieces, _factors(table.formats, device), digests, done,
+        len(table.formats), kinds(table.formats), copy, hashed,
+    )  # fmt: skip
+    if compiled := _COMPILED.get(key):
+        compiled[(programs, 1, 1)](*arguments)
+    else:
+        _COMPILED[key] = _kv_push[(programs,)](*arguments, num_warps=PARTS)
 
 
+_COMPILED: dict[object, Any] = {}  # what is interpreted leaves None here
+
+
+@lru_cache
 def kinds(formats: tuple[RowFormat, ...]) -> tuple[tuple[int, ...], ...]:
     """Formats that go through the same loop: their unit, whether wide, the first of them, how many,
     turns of a lane, and units of a lane."""

@@ -41,15 +41,19 @@ class Located(NamedTuple):
 
 
 def reference(q_THd: Tensor, window: Located, selected: Located | None, sink_H: Tensor) -> Tensor:
-    """[T, H, d] in the dtype of q: one softmax over all keys of a row; the sink adds nothing."""
-    size = q_THd.shape[-1]
+    """[T, H, d] in the dtype of q: one softmax over all keys of a row; the sink adds nothing.
+
+    Computed in float32 if the dtype of q is narrower.
+    """
+    size, exact = q_THd.shape[-1], torch.promote_types(q_THd.dtype, torch.float32)
     keys_TNd, mask_T1N = _keys(window, "fp8", size)
     if selected is not None:
         more_TKd, more_T1K = _keys(selected, "fp4_e4m3", size)
         keys_TNd = torch.cat([keys_TNd, more_TKd], 1)
         mask_T1N = torch.cat([mask_T1N, more_T1K], 2)
-    logits_THN = q_THd.float() @ keys_TNd.transpose(1, 2) * size**-0.5 + mask_T1N
-    sink_TH1 = sink_H.float().view(1, -1, 1).expand(len(q_THd), -1, 1)
+    keys_TNd = keys_TNd.to(exact)
+    logits_THN = q_THd.to(exact) @ keys_TNd.transpose(1, 2) * size**-0.5 + mask_T1N
+    sink_TH1 = sink_H.to(exact).view(1, -1, 1).expand(len(q_THd), -1, 1)
     weights = torch.softmax(torch.cat([logits_THN, sink_TH1], -1), -1)
     return (weights[..., :-1] @ keys_TNd).to(q_THd.dtype)
 
@@ -244,8 +248,10 @@ def packed_attention(
     """[T, H, d] as the reference, up to the rounding of softmax weights to the dtype of q.
 
     q is bf16 or float32, d a power of two from 64 on. More `parts` are faster for few rows, one
-    is for many. With a `tiling`, the kernel for any GPU.
+    is for many. With a `tiling`, the kernel for any GPU. On a CPU the reference runs.
     """
+    if not q_THd.is_cuda:
+        return reference(q_THd, window, selected, sink_H)
     rows, heads, size = q_THd.shape
     assert size >= 64
     assert size & (size - 1) == 0

@@ -175,10 +175,12 @@ def packed_experts(
 ) -> Tensor:
     """float32 [T, D] as the reference, up to the rounding of what lies between the two products.
 
-    x is bf16, shares float32. With `tiles`, the kernel for any GPU; their `out` must divide F and
-    D. A row gets the same from all forms that round alike, whatever the batch, up to the order of
-    sums; the same bits from one form.
+    On a CPU the reference runs. On a GPU x is bf16, shares are float32. With `tiles`, the kernel
+    for any GPU; their `out` must divide F and D. A row gets the same from all forms that round
+    alike, whatever the batch, up to the order of sums; the same bits from one form.
     """
+    if not x_TD.is_cuda:
+        return reference(x_TD, experts_TA, shares_TA, gate_up, down, limit=limit, fp8=fp8)
     rows, slots = experts_TA.shape
     count, dims, inner = len(gate_up.codes), x_TD.shape[1], gate_up.codes.shape[1] // 2
     assert x_TD.dtype == torch.bfloat16
@@ -191,7 +193,7 @@ def packed_experts(
     else:
         narrow = few or dims % PREFILL.out or inner % PREFILL.out
         each = _multiply_each(*arguments, tiles or (DECODE if narrow else PREFILL))
-    return each.view(rows, slots, dims).sum(1)
+    return hopper.sum_parts(each, slots)
 
 
 def _fits_hopper(x_TD: Tensor, inner: int) -> bool:
@@ -213,11 +215,11 @@ def _stream(
     rows, slots = experts_TA.shape
     count, dims, inner = len(gate_up.codes), x_TD.shape[1], gate_up.codes.shape[1] // 2
     size = 8 if rows * slots <= 4 * count else 16
-    blocks = blocks_of(experts_TA, count, size)
+    ordered, blocks = hopper.prepare(x_TD, experts_TA, count, size, fp8=fp8)
     hidden = x_TD.new_empty(rows * slots, inner)
     each = x_TD.new_empty(rows * slots, dims, dtype=torch.float32)
     for source, matrices, target, gated in (
-        (hopper.in_word_order(x_TD, fp8=fp8), gate_up, hidden, True),
+        (ordered, gate_up, hidden, True),
         (hidden, down, each, False),
     ):
         hopper.stream[(target.shape[1] // (64 if gated else 128), len(blocks.expert_B))](

@@ -20,10 +20,11 @@ def reference(
     x_ND: Tensor, turns_NP: Tensor, memory: Tensor, at_N: Tensor, row_format: str
 ) -> None:
     """Row n turned by the complex `turns`, in the format "fp8" or "fp4_e4m3", to bytes at[n]
-    onwards of `memory`, uint8 [bytes]; nowhere if at[n] < 0.
+    onwards of `memory`, uint8 [bytes]; nowhere if at[n] < 0. Turned in float32, or in the dtype of
+    x if that is wider.
     """
     live_N = at_N >= 0
-    exact = x_ND[live_N].float()
+    exact = x_ND[live_N].to(torch.promote_types(x_ND.dtype, torch.float32))
     pairs = turns_NP.shape[1]
     rotated = exact[:, -2 * pairs :].reshape(len(exact), pairs, 2).contiguous()
     turned = torch.view_as_complex(rotated) * turns_NP[live_N]
@@ -83,13 +84,15 @@ def rope_pack(
     x_ND: Tensor, turns_NP: Tensor, memory: Tensor, at_N: Tensor, row_format: str
 ) -> None:
     """As the reference, up to the last bit of a turn. D is a power of two; rows begin at multiples
-    of the largest power of two, at most 16, in a row's size.
+    of the largest power of two, at most 16, in a row's size. On a CPU the reference runs.
     """
+    if not x_ND.is_cuda:
+        return reference(x_ND, turns_NP, memory, at_N, row_format)
     rows, width = x_ND.shape
     row_bytes = width + width // 32 if row_format == "fp8" else width // 2 + width // 16
     assert row_format in ("fp8", "fp4_e4m3")
     if rows:
-        _rope_pack[(triton.cdiv(rows, 4),)](
+        _rope_pack[(rows,)](
             x_ND.contiguous(),
             torch.view_as_real(turns_NP.contiguous()),
             memory,
@@ -99,6 +102,7 @@ def rope_pack(
             P=turns_NP.shape[1],
             FP8=row_format == "fp8",
             ALIGN=min(16, row_bytes & -row_bytes),
-            ROWS=4,
-            num_warps=4,
+            ROWS=1,
+            num_warps=1,  # a row's groups stay within a warp: nothing goes through shared memory
         )
+    return None

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.op import elementwise
+from kernels.op import Op, elementwise
 
 
 class Routed(NamedTuple):
@@ -27,3 +27,6 @@ def route(logits_TE: Tensor, bias_TE: Tensor, count: int, scale: float) -> Route
     chosen_TA = scores_TE.gather(1, experts_TA)
     total_T1 = chosen_TA.sum(1, keepdim=True) + 1e-20
     return Routed(experts_TA, chosen_TA / total_T1 * scale)
+
+
+route_top = Op("route_top", route, cuda="kernels.route_kernel:route_top")

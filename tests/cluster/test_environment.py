@@ -108,6 +108,20 @@ def test_setting_names_are_the_leaves_of_the_tree() -> None:
     assert list(setting_names()) == leaves(ClusterConfig().model_dump())
 
 
+def test_deepinfers_switches_of_the_decode_loop_are_obeyed() -> None:
+    engine = load_config(None, environ={}).decode.engine
+    assert (engine.graphs, engine.run_ahead, engine.graph_interval) == ("auto", True, 8)
+    environ = {
+        "DEEPINFER_ENFORCE_EAGER": "1",
+        "DEEPINFER_ZERO_OVERHEAD_SCHEDULING": "0",
+        "DEEPINFER_CUDAGRAPH_BATCH_SIZE_INTERVAL": "4",
+    }
+    engine = load_config(None, environ=environ).decode.engine
+    assert (engine.graphs, engine.run_ahead, engine.graph_interval) == ("off", False, 4)
+    engine = load_config(None, environ={"DEEPINFER_ENFORCE_EAGER": "0"}).decode.engine
+    assert engine.graphs == "auto"
+
+
 def test_what_has_no_effect_is_told() -> None:
     environ = {
         "DEEPINFER_ENABLE_MTP_VARLEN": "1",
@@ -186,3 +200,23 @@ def test_the_command_prints_a_table_and_json(
     assert options.run(options) == 0
     names = {row["name"] for row in json.loads(capsys.readouterr().out)["variables"]}
     assert names >= set(BY_NAME) | set(map(variable_of, setting_names()))
+
+
+def test_a_misspelt_section_is_named_and_the_rest_is_told_all_the_same(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = argparse.ArgumentParser()
+    add_env(parser.add_subparsers())
+    monkeypatch.setenv("TANDEM_HTPP__PORT", "9")
+    monkeypatch.setenv("TANDEM_HTTP__HOST", "0.0.0.0")
+    options = parser.parse_args(["env"])
+    assert options.run(options) == 1
+    told = capsys.readouterr().out
+    assert "TANDEM_HTTP__HOST" in told
+    assert (
+        "warning: TANDEM_HTPP__PORT: is no variable of ours; did you mean TANDEM_HTTP__PORT?"
+        in (told)
+    )
+    assert told.endswith("a launch refuses TANDEM_HTPP__PORT\n")
+    with pytest.raises(StartupError, match="TANDEM_HTPP__PORT"):
+        load_config(None, (), {"TANDEM_HTPP__PORT": "9"})

@@ -45,6 +45,7 @@ from cluster.messages import (
     PairPath,
     Pairs,
     PieceDigest,
+    Planned,
     Prefill,
     PromptLogprobs,
     Proof,
@@ -127,6 +128,7 @@ EXAMPLES: tuple[WireMessage, ...] = (
     Connected(metadata=b"m", ring_bytes=4096, block_tokens=16, ring_slack=5, why_packed="far"),
     OpenPush(reservation="i1:1", length=100, direct=True),
     PushOpened(blocks=b"\x07\x00\x00\x00", slot=3),
+    Planned(pushes=((Span(field="rows", layer=0, start=0, stop=8),),)),
     Pushed(seq=3, spans=(Span(field="rows", layer=0, start=0, stop=8),)),
     Unpacked(seq=3),
     Commit(

@@ -23,6 +23,16 @@ from cluster.metric_samples import (
 )
 
 LABELS = {"pool", "state", "path", "outcome"}
+STEPS = {
+    "graphs": 12,
+    "graph_bytes": 3000,
+    "replayed": 30,
+    "launched": 2,
+    "rows_ahead_used": 25,
+    "rows_ahead_unused": 3,
+    "steps_s": 4.5,
+    "waited_s": 4.25,
+}
 
 
 def status(**more: Any) -> dict[str, Any]:
@@ -36,6 +46,7 @@ def status(**more: Any) -> dict[str, Any]:
         "load": Load(waiting=4, running=2, waiting_tokens=99).model_dump(),
         "tokens": 17,
         "preempted": 1,
+        "steps": STEPS,
         **more,
     }
 
@@ -66,6 +77,14 @@ def test_a_decode_rank_tells_blocks_by_state_queues_and_counts() -> None:
         ("tandem_stuck_seconds", "decode"): 0.5,
         ("tandem_engine_steps", "decode"): 40,
         ("tandem_engine_tokens", "decode"): 17,
+        ("tandem_step_seconds", "decode"): 4.5,
+        ("tandem_step_wait_seconds", "decode"): 4.25,
+        ("tandem_decode_steps", "decode", "graph"): 30,
+        ("tandem_decode_steps", "decode", "launched"): 2,
+        ("tandem_rows_ahead", "decode", "used"): 25,
+        ("tandem_rows_ahead", "decode", "unused"): 3,
+        ("tandem_graphs", "decode"): 12,
+        ("tandem_graph_bytes", "decode"): 3000,
         ("tandem_preemptions", "decode"): 1,
     }
 

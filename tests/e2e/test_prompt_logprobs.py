@@ -10,7 +10,7 @@ from torch import Tensor
 
 from cluster.generation import Timeline
 from cluster.messages import Request, TokenLogprobs
-from engine.executor import Model
+from engine.runner import Model
 from model.batch import ForwardBatch
 from model.cache import Cache
 from model.spec import ModelSpec

@@ -19,7 +19,7 @@ from cluster.errors import BadRequest
 from cluster.generation import Timeline
 from cluster.messages import Request
 from cluster.request import Grammar
-from engine.executor import Model
+from engine.runner import Model
 from tests.e2e.front import front_of
 from tests.e2e.losing import PROMPT, Pausing, ask, lose_decode
 from tests.e2e.random_grammars import follows, random_grammar

@@ -52,9 +52,9 @@ class Ears:
             self.news += news
             self._changed.notify_all()
 
-    def until(self, reached: Callable[[], bool]) -> None:
+    def until(self, reached: Callable[[], bool], within_s: float = 10.0) -> None:
         with self._changed:
-            assert self._changed.wait_for(reached, timeout=10)
+            assert self._changed.wait_for(reached, timeout=within_s)
 
     def tokens(self, one: Running) -> list[int]:
         return [n.choice.token for n in self.news if n.running is one and n.choice is not None]

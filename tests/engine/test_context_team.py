@@ -16,6 +16,7 @@ from engine.context_team import ContextTeam, TeamModel
 from engine.executor import Executor
 from engine.expert_exchange import local_exchanges
 from engine.request import Running
+from engine.runner import DenseRunner
 from engine.schedule import Grant
 from engine.step_loop import Work
 from kv_transfer.blocks import BlockPool
@@ -38,7 +39,8 @@ class Member:
         self.slab = Slab(Layout(self.fields, BLOCK), 64, 8)
         self.slab.blocks.zero_()
         self.slab.slots.zero_()
-        self.executor = Executor(TeamModel(model, team), self.slab, team=team)
+        self.runner = DenseRunner(TeamModel(model, team), self.slab, team=team)
+        self.executor = Executor(self.runner)
 
 
 @contextmanager
@@ -53,7 +55,7 @@ def step(members: Sequence[Member], work: Sequence[Work]) -> list[int | None]:
     leader, *others = members
     assert leader.team.leads
     with ThreadPoolExecutor(len(others)) as threads:
-        following = [threads.submit(other.executor.follow) for other in others]
+        following = [threads.submit(other.runner.follow) for other in others]
         outcomes = leader.executor(work)
         for one in following:
             one.result(30)
@@ -102,7 +104,7 @@ def test_a_batch_that_cannot_be_made_holds_nobody_up() -> None:
         heard = threading.Event()
 
         def follow() -> None:
-            members[1].executor.follow()
+            members[1].runner.follow()
             heard.set()
 
         other = threading.Thread(target=follow)

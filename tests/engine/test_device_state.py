@@ -58,8 +58,13 @@ def test_moves_of_state_by_torch_change_no_bit() -> None:
 
 @pytest.mark.gpu
 def test_a_gpu_says_what_the_cpu_says() -> None:
+    """A cached value on the edge of a rounding step may fall on its other side, and what follows
+    from it differs more: of at most one of the two requests here.
+    """
     expected, found = both(torch.device("cuda"))
     scale = expected[0].abs().max()
     for one, other in zip(expected, found, strict=True):
-        assert float((one - other).abs().median() / scale) < 1e-5
+        gaps = (one - other).abs().median(-1).values / scale
+        assert float(gaps.min()) < 1e-5
+        assert float(gaps.max()) < 1e-3
         assert torch.equal(one.argmax(-1), other.argmax(-1))

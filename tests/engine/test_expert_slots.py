@@ -13,7 +13,7 @@ from torch import Tensor
 from cluster.expert_placement import Placement
 from cluster.placement_file import GroupPlacement
 from engine.expert_slots import NOTHING, ExpertSlots, Fetch, Moved, Prepared
-from engine.experts import LayerSlots, SlotWeights
+from engine.experts import LayerSlots, SlotWeights, ValueForm
 from model.options import ModelOptions
 from tests.groups import tiny_spec
 
@@ -47,10 +47,8 @@ class Rank:
     def __init__(self, fetch: Fetch | None = None) -> None:
         self.weights = Numbered()
         self.slots = ExpertSlots(placed(0, FIRST, FIRST), index=0, fetch=fetch)
-        self.layers = [
-            LayerSlots(self.weights, f"layers.{n}.", FIRST[0], tiny_spec(), ModelOptions())
-            for n in range(2)
-        ]
+        form = ValueForm(self.weights, tiny_spec(), ModelOptions())
+        self.layers = [LayerSlots(form, f"layers.{n}.", FIRST[0]) for n in range(2)]
         for layer in self.layers:
             self.slots.add_layer(layer)
         self.weights.read.clear()
@@ -66,7 +64,7 @@ class Rank:
         found = [self.layers[layer].copy_of(expert) for expert in range(EXPERTS)]
         holds = self.layers[layer].holds
         for expert, copy in enumerate(found):
-            assert copy is None or bool((copy.down_FD == 100 * layer + expert).all())
+            assert copy is None or bool((copy.tensors[1] == 100 * layer + expert).all())
         return [
             next(expert for expert in range(EXPERTS) if holds(slot, expert)) for slot in range(3)
         ]
@@ -108,7 +106,7 @@ def test_experts_come_from_a_peer_that_has_them() -> None:
 
     def fetch(moved: Moved) -> SlotWeights:
         asked.append(moved)
-        return SlotWeights(moved.name, torch.full((4, 8), 3.0), torch.full((4, 4), 3.0))
+        return SlotWeights(moved.name, (torch.full((4, 8), 3.0), torch.full((4, 4), 3.0)))
 
     rank = Rank(fetch)
     rank.slots.offer(placed(1, OTHER, FIRST))
@@ -120,8 +118,8 @@ def test_experts_come_from_a_peer_that_has_them() -> None:
 @pytest.mark.parametrize(
     "brought",
     [
-        SlotWeights("layers.1.3.", torch.zeros(4, 8), torch.zeros(4, 4)),
-        SlotWeights("layers.0.3.", torch.zeros(4, 6), torch.zeros(4, 4)),
+        SlotWeights("layers.1.3.", (torch.zeros(4, 8), torch.zeros(4, 4))),
+        SlotWeights("layers.0.3.", (torch.zeros(4, 6), torch.zeros(4, 4))),
     ],
     ids=["of another expert", "of another shape"],
 )

@@ -16,6 +16,7 @@ from kv_transfer.blocks import BlockPool
 from kv_transfer.layout import Layout
 from kv_transfer.ring import ReceiveRing
 from kv_transfer.slab import Slab
+from model.census import take_census
 from model.spec import ModelSpec
 from model.state import state_fields
 
@@ -51,11 +52,32 @@ def test_the_large_configuration_is_what_the_hand_says() -> None:
         "state: 256 slots": 256 * SLOT,
     }
     assert decode.transfer == {"receive ring: 16 segments": 1 << 30}
-    assert prefill.transfer == {"staging: 4 cells": 4 * (16 << 20)}
+    assert prefill.transfer == {"staging: 16 cells": 16 * (16 << 20)}  # of four requests
     assert decode.nbytes == sum(decode.parts.values())
-    # 298.6 GB of backbone less 40 x 384 experts; performance pages say "the rest is ~11.5 GB"
+    # 298.6 GB of backbone less 40 x 384 experts; the first output projections are bf16 values, of
+    # 8 groups of 1024 outputs and 4096 inputs, and not a byte each with a scale a 32 x 32 block
+    stored, first = 298_624_579_008 - 40 * 384 * EXPERT, 8 * 1024 * 4096
     dense = decode.weights["weights: all but routed experts"]
-    assert dense == 298_624_579_008 - 40 * 384 * EXPERT == 9_846_748_608
+    assert stored == 9_846_748_608
+    assert dense == stored + 40 * (2 * first - first - first // 1024)
+
+
+def test_in_float32_every_weight_is_four_bytes() -> None:
+    config = load_config(DOMAIN, ["model.dtype=float32", "decode.ep=1"])
+    decode = plans(config)["decode"]
+    parameters = take_census(ModelSpec.load(REAL)).parameters
+    assert sum(decode.weights.values()) == 4 * (parameters["backbone"] + parameters["drafter"])
+    on_cpus = plans(load_config(DOMAIN, ["decode.gpus=0", "decode.ep=1"]))["decode"]
+    assert on_cpus.weights == decode.weights
+
+
+def test_what_lives_within_a_step_grows_with_its_rows() -> None:
+    small, large = (
+        plans(load_config(DOMAIN, [f"decode.engine.max_rows={rows}"]))["decode"].steps
+        for rows in (8, 16)
+    )
+    assert large["steps: logits"] == 2 * small["steps: logits"] == 2 * 4 * 4 * 8 * 129_280
+    assert sum(large.values()) > sum(small.values())
 
 
 def test_state_and_ring_are_what_a_rank_really_takes() -> None:
@@ -85,7 +107,7 @@ def test_requests_are_bounded_by_blocks_then_by_slots() -> None:
 def test_memory_that_is_left_would_hold_so_many_more() -> None:
     decode = plans(load_config(DOMAIN))["decode"]
     left = int(0.9 * 141e9) - decode.fixed_bytes
-    assert decode.most_requests(H200) == left // (1024 * BLOCK + SLOT) == 601
+    assert decode.most_requests(H200) == left // (1024 * BLOCK + SLOT) == 648
 
 
 def test_a_rank_that_holds_every_expert_does_not_fit_and_the_error_has_the_numbers() -> None:
@@ -94,7 +116,7 @@ def test_a_rank_that_holds_every_expert_does_not_fit_and_the_error_has_the_numbe
     with pytest.raises(StartupError) as refused:
         decode.check(H200)
     said = str(refused.value)
-    assert "decode: a rank needs 312.1 GB of GPU memory" in said
+    assert "decode: a rank needs 306.5 GB of GPU memory" in said
     assert "of 141.0 GB 90% may be planned, 126.9 GB" in said
     assert "decode.ranks is 8" in said
     assert decode.most_requests(H200) == 0

@@ -14,6 +14,7 @@ from cluster.messages import Request, TokenLogprobs
 from engine.engine import Engine
 from engine.executor import Executor
 from engine.request import Finished
+from engine.runner import DenseRunner
 from engine.step_loop import Outcome, Work
 from kv_transfer.blocks import BlockPool
 from kv_transfer.layout import Layout
@@ -65,7 +66,7 @@ async def run(
 
     async with Engine(
         schedule=partial(schedule, chunk_tokens=chunk_tokens),
-        execute=Failing(Executor(model, slab), fails_at),
+        execute=Failing(Executor(DenseRunner(model, slab)), fails_at),
         eos_token_id=model.spec.eos_token_id,
         name="test",
     ) as engine:

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from engine.engine import Engine
 from engine.executor import Executor
+from engine.runner import DenseRunner
 from kv_transfer.blocks import BlockPool
 from kv_transfer.layout import Layout
 from kv_transfer.slab import Slab
@@ -47,7 +48,7 @@ async def test_rows_of_every_source_layer_are_told_of_once_they_are_final(by_lay
     model = Watched(slab)
     engine = Engine(
         schedule=lambda requests: schedule(requests, chunk_tokens=CHUNK),
-        execute=Executor(model, slab),
+        execute=Executor(DenseRunner(model, slab)),
         eos_token_id=model.spec.eos_token_id,
         name="prefill-0/0",
     )

@@ -10,9 +10,9 @@ import torch
 
 from cluster.errors import ClusterError
 from engine.choice import Choice
-from engine.exact import exp, log
 from engine.noise import Purpose, gumbel
 from engine.sampler import sample
+from kernels.exact import exp, log
 from tests.engine.sampling import at, random_logits, tokens
 
 V = 12

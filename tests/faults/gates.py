@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from itertools import count
@@ -27,11 +27,12 @@ from cluster.errors import TransferError, WorkerLost
 from cluster.messages import Commit, Endpoint, Hello, Pushed, Tokens, Unpacked, WireMessage
 from cluster.wire import Peers, Stream
 from decode_worker.worker import DecodeRank
-from engine.executor import Model
+from engine.packed_runner import AnyModel
 from engine.rank import Rank
 from kernels.push_table import Pieces
 from kv_transfer.chosen_transport import ChosenTransport
 from kv_transfer.open_transport import open_paths
+from kv_transfer.transport import PreparedWrite
 from prefill_worker.worker import PrefillRank
 from tests.tiny import OpenTransport, TinyCluster, until
 
@@ -178,6 +179,25 @@ class GatedPeers:
                 yield connecting.result()
 
 
+class GatedWrite:
+    """A write that passes the gates when it is started."""
+
+    def __init__(self, write: PreparedWrite, transport: GatedTransport, source: Tensor) -> None:
+        self._write = write
+        self._transport = transport
+        self._source = source
+
+    def start(self) -> None:
+        if self._transport.lets_through(self._source):
+            self._write.start()
+
+    def done(self) -> bool:
+        return self._write.done()
+
+    def close(self) -> None:
+        self._write.close()
+
+
 class GatedTransport:
     """A transport whose writes and pushes pass the gates, in the thread that makes them."""
 
@@ -186,14 +206,22 @@ class GatedTransport:
         self._gates = gates
 
     def write(self, peer: str, source: Tensor, remote_offset: int) -> None:
+        if self.lets_through(source):
+            self._transport.write(peer, source, remote_offset)
+
+    def lets_through(self, source: Tensor) -> bool:
+        """Waits at the gate; what is written may be something else afterwards."""
         match self._gates.at_write():
             case "fail":
                 raise TransferError("this write fails, because the test says so")
             case "drop":
-                return
+                return False
             case "corrupt":
                 source[source.numel() // 2] ^= 4
-        self._transport.write(peer, source, remote_offset)
+        return True
+
+    def prepare_write(self, peer: str, source: Tensor, remote_offset: int) -> PreparedWrite:
+        return GatedWrite(self._transport.prepare_write(peer, source, remote_offset), self, source)
 
     def push(self, peer: str, pieces: Pieces, digests: int, *, after: Any = None) -> list[int]:
         push = partial(self._transport.push, peer, pieces, digests, after=after)
@@ -211,6 +239,9 @@ class GatedTransport:
                     byte.value ^= 4
         return push()
 
+    def prepare_push(self, peer: str, pieces: Pieces, digests: int) -> Callable[[], list[int]]:
+        return partial(self.push, peer, pieces, digests)
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
@@ -223,7 +254,7 @@ class _GatedRank(Rank):
 
     gates: Gates
 
-    def _build(self, model: Model) -> None:
+    def _build(self, model: AnyModel) -> None:
         super()._build(model)
         self._accepted: set[Connection] = set()
         self.gated_peers = GatedPeers(self.peers, self.gates)

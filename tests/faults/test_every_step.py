@@ -13,7 +13,9 @@ from _pytest.mark import ParameterSet
 
 from cluster.config import ClusterConfig
 from cluster.generation import Timeline
+from kv_transfer.open_transport import open_paths
 from tests.faults.gates import Gate, GatedCluster, GatedDecode, Verdict
+from tests.planned_paths import open_planned_paths
 from tests.tiny import make_prompt, make_request, tiny_config, until
 
 STEPS = (
@@ -50,21 +52,27 @@ DAMAGES: tuple[tuple[str, Verdict], ...] = (
     ("pushed 0", "swap"),
     ("commit", "corrupt"),
 )
-PATHS = {"packed": "local/memcpy", "direct": "host/cma"}
-BOTH = pytest.mark.parametrize("path", PATHS)
+PATHS = {"packed": "local/memcpy", "planned": "local/memcpy", "direct": "host/cma"}
+EVERY_PATH = pytest.mark.parametrize("path", PATHS)
 ANSWER_S = 8.0  # for an answer over one fault: detection, and a prompt of three chunks again
 POISON = 0xA5
 LEDGER_S = 5.0
 CANCEL_S = 2.0  # from a caller's leaving, and its writes' end, to the last sign of work
 
 DIRECT_STEPS = tuple(step for step in STEPS if not step.startswith("unpacked"))
-ALWAYS_DIRECT = ("open_push", "write 0", "write 3", "commit")  # the others in the long form
+ALWAYS = {  # the others in the long form
+    "planned": ("write 0", "write 3", "unpacked 0", "commit"),
+    "direct": ("open_push", "write 0", "write 3", "commit"),
+}
 
 
 def config_of(path: str) -> ClusterConfig:
     return tiny_config(
         wire={"heartbeat_s": 0.2, "t_detect_s": 1.0},
-        transfer={"path": path, "cell_bytes": 4096},  # so that there are more pushes than cells
+        transfer={
+            "path": "direct" if path == "direct" else "packed",
+            "cell_bytes": 4096,  # so that there are more pushes than cells
+        },
     )
 
 
@@ -120,7 +128,9 @@ def path() -> str:
 
 @pytest.fixture
 async def case(path: str) -> AsyncIterator[Case]:
-    async with GatedCluster(prefill=2, decode=2, config=config_of(path)) as cluster:
+    transport = open_planned_paths if path == "planned" else open_paths
+    made = GatedCluster(prefill=2, decode=2, config=config_of(path), transport=transport)
+    async with made as cluster:
         case = Case(cluster)
         await case.learn()
         assert cluster.prefill[0].status()["path"] == PATHS[path]
@@ -137,9 +147,10 @@ async def _forget_pairs(case: Case) -> None:
 def _steps() -> Iterator[ParameterSet]:
     for step in STEPS:
         yield pytest.param("packed", step)
-    for step in DIRECT_STEPS:
-        marks = () if step in ALWAYS_DIRECT else (pytest.mark.full,)
-        yield pytest.param("direct", step, marks=marks)
+    for path, steps in (("planned", STEPS), ("direct", DIRECT_STEPS)):
+        for step in steps:
+            marks = () if step in ALWAYS[path] else (pytest.mark.full,)
+            yield pytest.param(path, step, marks=marks)
 
 
 @pytest.mark.parametrize(("path", "step"), list(_steps()))
@@ -174,7 +185,7 @@ async def test_every_fault_at(step: str, case: Case) -> None:
             await case.ends_well()
 
 
-@BOTH
+@EVERY_PATH
 @pytest.mark.parametrize(("step", "verdict"), DAMAGES)
 async def test_what_does_not_arrive_as_it_left_is_never_continued(
     step: str, verdict: Verdict, case: Case
@@ -213,7 +224,7 @@ async def test_a_write_that_lands_long_after_its_reservation_harms_nobody(case: 
     await case.gives_all_back()
 
 
-@BOTH
+@EVERY_PATH
 async def test_a_caller_who_leaves_in_mid_write_leaves_its_memory_in_quarantine(case: Case) -> None:
     """Until the writer has answered; then all of it is back."""
     await case.hold_at("write 1")

@@ -27,7 +27,7 @@ from tests.tiny import MODEL, TinyCluster, make_prompt, make_request, tiny_confi
 pytestmark = [pytest.mark.gpu, pytest.mark.rank, pytest.mark.timeout(180)]
 
 T_DETECT_S = 1.0
-PATH = "nvlink/cuda_ipc"
+PATHS = {"direct": "nvlink/cuda_ipc", "packed": "nixl/UCX"}
 REQUESTS = [
     make_request(make_prompt(length), f"{length}", max_tokens=6)
     for length in (1, 33, 64, 130, 257, 1500)
@@ -35,13 +35,13 @@ REQUESTS = [
 LONG = REQUESTS[-1]
 
 
-def config_of(**sections: dict[str, object]) -> ClusterConfig:
+def config_of(path: str, **sections: dict[str, object]) -> ClusterConfig:
     engine = {"num_blocks": 512, "num_slots": 8, "chunk_tokens": 128, "max_length": 2048}
     pool = {"engine": engine, "accelerator": "nvidia", "gpus": 1.0}
     return tiny_config(
         prefill=pool,
         decode=pool,
-        transfer={"path": "direct", "cell_bytes": 65536},
+        transfer={"path": path, "transport": "nixl", "cell_bytes": 65536},
         wire={"heartbeat_s": 0.2, "t_detect_s": T_DETECT_S},
         **sections,
     )
@@ -55,7 +55,7 @@ def model_here() -> Transformer:
 
 async def _here(request: Request) -> list[int]:
     """One colocated rank on this GPU: prompt and answer in one place."""
-    config = config_of(router={"colocated": True})
+    config = config_of("direct", router={"colocated": True})
     async with TinyCluster(prefill=0, model=model_here(), config=config) as cluster:
         return await cluster.answer(request)
 
@@ -99,9 +99,10 @@ class Ranks:
         await self._life.aclose()
 
 
-async def _ranks(prefill: int, decode: int) -> AsyncIterator[Ranks]:
+async def _ranks(path: str, prefill: int, decode: int) -> AsyncIterator[Ranks]:
     """The given numbers are here, two of the other kind are not."""
-    cluster = GatedCluster(prefill=prefill, decode=decode, model=model_here(), config=config_of())
+    config = config_of(path)
+    cluster = GatedCluster(prefill=prefill, decode=decode, model=model_here(), config=config)
     async with cluster:
         ranks = Ranks(cluster)
         try:
@@ -111,28 +112,33 @@ async def _ranks(prefill: int, decode: int) -> AsyncIterator[Ranks]:
             await ranks.close()
 
 
+@pytest.fixture(params=PATHS)
+def path(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture
-async def receivers() -> AsyncIterator[Ranks]:
-    async for ranks in _ranks(1, 0):
+async def receivers(path: str) -> AsyncIterator[Ranks]:
+    async for ranks in _ranks(path, 1, 0):
         yield ranks
 
 
 @pytest.fixture
-async def writers() -> AsyncIterator[Ranks]:
-    async for ranks in _ranks(0, 1):
+async def writers(path: str) -> AsyncIterator[Ranks]:
+    async for ranks in _ranks(path, 0, 1):
         yield ranks
 
 
-def _took(timeline: Timeline) -> dict[str, float]:
+def _took(timeline: Timeline, path: str) -> dict[str, float]:
     """Seconds of what a handoff is made of, and to the first token that decode has made."""
     handed_over = timeline.last("handed_over")
     assert handed_over is not None
-    assert handed_over.detail["path"] == PATH
+    assert handed_over.detail["path"] == PATHS[path]
     return {name: float(str(handed_over.detail[name])) for name in ("push_s", "hidden_s", "tail_s")}
 
 
 async def test_same_tokens_as_in_one_place_and_a_decode_rank_killed_in_mid_push(
-    receivers: Ranks,
+    receivers: Ranks, path: str
 ) -> None:
     cluster = receivers.cluster
     for turn in range(3):  # the first one compiles
@@ -146,9 +152,11 @@ async def test_same_tokens_as_in_one_place_and_a_decode_rank_killed_in_mid_push(
     pairs = cluster.prefill[0].status()["pairs"]
     print(pairs)
     assert isinstance(pairs, list)
-    assert {pair["path"] for pair in pairs} == {PATH}
-    assert all(pair["direct"] for pair in pairs)
-    assert _took(timeline)["hidden_s"] > 0
+    assert {pair["path"] for pair in pairs} == {PATHS[path]}
+    assert {pair["direct"] for pair in pairs} == {path == "direct"}
+    assert all(pair["gb_per_s"] > 0 for pair in pairs)
+    assert cluster.prefill[0].transport.fallbacks == 0
+    assert _took(timeline, path)["hidden_s"] > 0
     await receivers.all_give_back()
 
     gate, timeline = cluster.gates.arm("write 3"), Timeline()
@@ -164,12 +172,12 @@ async def test_same_tokens_as_in_one_place_and_a_decode_rank_killed_in_mid_push(
     taken_over = timeline.last("taken_over")
     assert taken_over is not None
     assert taken_over.detail["decode"] != dead
-    _took(timeline)
+    _took(timeline, path)
     await receivers.all_give_back(dead)
 
 
 async def test_a_prefill_rank_killed_or_stopped_in_mid_push_leaves_no_wrong_token_and_no_leak(
-    writers: Ranks,
+    writers: Ranks, path: str
 ) -> None:
     cluster = writers.cluster
     (decode,) = cluster.decode
@@ -185,7 +193,7 @@ async def test_a_prefill_rank_killed_or_stopped_in_mid_push_leaves_no_wrong_toke
     writers.processes[writer].kill(signal.SIGSTOP)
     async with asyncio.timeout(20):
         assert await answer == await _expected(LONG), timeline.summary()
-    _took(timeline)
+    _took(timeline, path)
     quarantined = decode.pool.ledger().blocks.quarantined
     print(f"{quarantined} blocks are kept for a writer that hangs")
     writers.processes[writer].kill(signal.SIGKILL)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from importlib.metadata import version
 from typing import Any
 
 import pytest
+
+from kernels.ops.gumbel import FIRST, GOLDEN, SECOND
 
 pytestmark = pytest.mark.full  # a second or two each
 
@@ -62,17 +65,37 @@ CASES: dict[str, Case] = {
         MULTIPLY | {"out": F32},
         {"ROWS": 5120, "DIMS": 2304, "FAN": 1, "GATED": False, "OUT": 128, "M": 64, "PAIRS": 64},
     ),
+    "draw": (
+        "gumbel_kernel",
+        "_draw",
+        {
+            **dict.fromkeys(("scaled", "most_SP"), "*fp64"),
+            **dict.fromkeys(("keys_S", "at_SP"), "*i64"),
+            **dict.fromkeys(("size", "part"), "i32"),
+        },
+        {"GOLDEN": GOLDEN, "FIRST": FIRST, "SECOND": SECOND}
+        | {"ROOT": math.sqrt(0.5), "LN2": math.log(2.0), "BLOCK": 1024},
+    ),
     "blocks of experts": (
         "expert_blocks",
         "_blocks",
         {"chosen": "*i64", "expert_B": I32, "assignment": I32, "count": "i32", "most": "i32"},
         {"BINS": 32, "SIZE": 16, "CHUNK": 1024},
     ),
-    "rows in word order": (
+    "rows in word order, blocks of experts": (
         "hopper_experts",
-        "_in_word_order",
-        {"x": BF16, "out": BF16},
-        {"D": 5120, "BLOCK": 1024, "FP8": True},
+        "_prepare",
+        {
+            **{"x": BF16, "out": BF16, "chosen": "*i64", "expert_B": I32, "assignment": I32},
+            **dict.fromkeys(("count", "most", "experts"), "i32"),
+        },
+        {"D": 5120, "BLOCK": 1024, "FP8": True, "BINS": 32, "SIZE": 16, "CHUNK": 1024},
+    ),
+    "sums of experts": (
+        "hopper_experts",
+        "_sum_parts",
+        {"parts": F32, "out": F32},
+        {"D": 5120, "SLOTS": 6, "BLOCK": 512},
     ),
     "index scores": (
         "ops.index_topk",
@@ -121,7 +144,7 @@ CASES: dict[str, Case] = {
             "ops.rope_pack",
             "_rope_pack",
             {"x": BF16, "turns": F32, "memory": U8, "at_N": "*i64", **COUNT},
-            {"D": 512, "P": 32, "FP8": name == "fp8", "ALIGN": 16, "ROWS": 4},
+            {"D": 512, "P": 32, "FP8": name == "fp8", "ALIGN": 16, "ROWS": 1},
         )
         for name in ("fp8", "fp4")
     },
@@ -161,8 +184,68 @@ CASES: dict[str, Case] = {
     "writing streams": (
         "hyper_connection_kernels",
         "_spread",
-        {"added": BF16, "streams": BF16, "post": F32, "mix": F32, "out": BF16},
-        {"N": 4, "D": 5120, "BLOCK": 1024},
+        {"added": F32, "more": BF16, "streams": BF16, "post": F32, "mix": F32, "out": BF16},
+        {"N": 4, "D": 5120, "BLOCK": 1024, "MORE": True},
+    ),
+    "products with FP8 blocks": (
+        "block_kernels",
+        "_multiply",
+        {
+            **{"x": BF16, "codes": U8, "scales": U8, "out": BF16},
+            **{**COUNT, "x_stride": "i32", "outs": "i32"},
+        },
+        {"K": 5120, "OUT": 64, "M": 64, "PAIRS": 64},
+    ),
+    "FP8 blocks into bf16": (
+        "block_kernels",
+        "_decode",
+        {"codes": U8, "scales": U8, "out": BF16, "outs": "i32"},
+        {"K": 5120},
+    ),
+    **{
+        f"turning heads, {to or 'exact'}": (
+            "turn_kernels",
+            "_turn",
+            {
+                **{"x": BF16, "turns": F32, "out": BF16, **COUNT, "heads": "i32"},
+                **dict.fromkeys(("token_stride", "head_stride", "out_stride"), "i32"),
+            },
+            {
+                **{"D": size, "P": 32, "BLOCK": size, "ROWS": 2048 // size},
+                **{"INVERSE": to == "fp8", "ROUND": to},
+            },
+        )
+        for to, size in (("", 64), ("fp8", 512), ("fp4", 128))
+    },
+    "turning and packing of index keys": (
+        "turn_kernels",
+        "_pack_keys",
+        {"x": BF16, "turns": F32, "memory": U8, "at_N": "*i64", **COUNT, "stride": "i32"},
+        {"D": 128, "P": 32, "ROWS": 8},
+    ),
+    **{
+        f"rows of bytes, {'out' if take else 'in'}": (
+            "row_kernels",
+            "_copy_rows",
+            {"memory": U8, "at_N": "*i64", "rows": U8},
+            {"NBYTES": 528, "UNIT": 4, "ALIGN": 16, "TAKE": take, "BLOCK": 256},
+        )
+        for take in (False, True)
+    },
+    "rows of tables": (
+        "row_kernels",
+        "_gather",
+        {"codes": U8, "scales": U8, "numbers": "*i64", "out": BF16, "count": "i32"},
+        {"DIM": 256, "B": 256, "R": 4},
+    ),
+    "choice of experts": (
+        "route_kernel",
+        "_route",
+        {
+            **{"logits": F32, "bias": F32, "experts": "*i64", "shares": F32},
+            **{"bias_stride": "i32", "scale": "fp32"},
+        },
+        {"E": 384, "COUNT": 6, "BLOCK": 512, "SLOTS": 8},
     ),
 }
 LISTS = {"WINDOW": 128, "SELECTED": 512}
@@ -173,7 +256,20 @@ STREAM = {
     "shares": F32,
     "limit": "fp32",
 }
+BLOCKS = {
+    **{"x": BF16, "codes": U8, "scales": U8, "out": BF16, "partial": F32, "arrived": I32},
+    **{**COUNT, "x_stride": "i32", "outs": "i32", "dims": "i32", "parts": "i32"},
+}
 HOPPER_CASES: dict[str, Case] = {
+    **{
+        f"products with FP8 blocks, {rows} rows": (
+            "hopper_blocks",
+            "multiply",
+            BLOCKS,
+            {"SPLIT": split, "N": rows, "W": 4, "STAGES": 4, "SUB": 1},
+        )
+        for rows, split in ((8, False), (64, True))
+    },
     "index scores": (
         "hopper_index",
         "score",

@@ -111,13 +111,13 @@ def test_hyper_connections_are_their_references(
     rows: int, n: int, width: int, kind: torch.dtype
 ) -> None:
     streams, out = noise(rows, n, width).cuda().to(kind), noise(rows, width).cuda().to(kind)
-    entries = n * (n + 2)
+    entries, more = n * (n + 2), noise(rows, width, seed=9).cuda()
     project, base = noise(n * width, entries).cuda() / 20, noise(entries).cuda()
     eps = torch.tensor(1e-6).cuda()
     with torch.no_grad():
         logits = hyper_connection.mixing_logits(streams, project, base, eps)
         mixes = hyper_connection.mixes(logits, n, 20, 1e-6)
-        spread = hyper_connection.spread(out, streams, mixes.post_Tn, mixes.mix_Tnn)
+        spread = hyper_connection.spread(out, streams, mixes.post_Tn, mixes.mix_Tnn, more)
         read = hyper_connection.collapse(spread, mixes.pre_Tn)
     exact = hyper_connection.mixing_logits.reference(
         *(one.double() for one in (streams, project, base, eps))
@@ -129,7 +129,7 @@ def test_hyper_connections_are_their_references(
         assert error(found, expected) < F32_ERROR
     rounding = F32_ERROR if kind == torch.float32 else 3e-3
     wanted = hyper_connection.spread.reference(
-        *(one.double() for one in (out, streams, mixes.post_Tn, mixes.mix_Tnn))
+        *(one.double() for one in (out, streams, mixes.post_Tn, mixes.mix_Tnn, more))
     )
     assert error(spread, wanted) < rounding
     wanted = hyper_connection.collapse.reference(spread.double(), mixes.pre_Tn.double())

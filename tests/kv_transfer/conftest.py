@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from kv_transfer.open_transport import open_transport
 from kv_transfer.transport import Transport
-from tests.kv_transfer.receiving_rank import Elsewhere, Here, memory_of
+from tests.kv_transfer.receiving_rank import ON_GPUS, Elsewhere, Here, memory_of, opened
 
 Receiver = Here | Elsewhere
 Start = Callable[[str], Receiver]
@@ -27,6 +26,7 @@ def _one_thread() -> None:
         pytest.param("host", marks=pytest.mark.rank),
         pytest.param("nixl", marks=pytest.mark.rank),
         pytest.param("nvlink", marks=pytest.mark.gpu),
+        pytest.param("nixl-vram", marks=pytest.mark.gpu),
     ],
 )
 def kind(request: pytest.FixtureRequest) -> str:
@@ -36,7 +36,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def device(kind: str) -> torch.device:
     """Where the memory is that transports of this kind move."""
-    if kind == "nvlink" and not torch.cuda.is_available():
+    if kind in ON_GPUS and not torch.cuda.is_available():
         pytest.skip("no GPU can be seen")
     return memory_of(kind)
 
@@ -44,7 +44,7 @@ def device(kind: str) -> torch.device:
 @pytest.fixture(scope="module")
 def sending(kind: str, device: torch.device) -> Iterator[Transport]:
     """The transport of this process, shared: a NIXL agent takes half a second."""
-    transport = open_transport(kind, "prefill-0", write_bytes=4096, device=device)
+    transport = opened(kind, "prefill-0", device, write_bytes=4096)
     yield transport
     transport.close()
 

@@ -25,6 +25,7 @@ from kv_transfer.direct_transport import DirectTransport
 from kv_transfer.open_transport import open_transport
 from kv_transfer.ring import ReceiveRing, SegmentLease
 from kv_transfer.staging import push_bytes, unpack_push
+from kv_transfer.transport import Transport
 from model.state import StateField
 from tests.kv_transfer.stores import FIELDS, POISON, Store
 
@@ -37,11 +38,20 @@ _FORK = multiprocessing.get_context("forkserver")
 _FORK.set_forkserver_preload([__name__])
 
 
+ON_GPUS = ("nvlink", "nixl-vram")
+
+
 def memory_of(kind: str, *, receiving: bool = False) -> torch.device:
     """Of two GPUs the receiving process takes the second."""
-    if kind != "nvlink":
+    if kind not in ON_GPUS:
         return torch.device("cpu")
     return torch.device("cuda", min(1, torch.cuda.device_count() - 1) if receiving else 0)
+
+
+def opened(kind: str, name: str, device: torch.device, *, write_bytes: int = 1 << 20) -> Transport:
+    """A transport of one of the kinds that are tested: NIXL is two, by where its memory is."""
+    known = kind.removesuffix("-vram")
+    return open_transport(known, name, write_bytes=write_bytes, device=device)
 
 
 class ReceivingRank:
@@ -51,7 +61,7 @@ class ReceivingRank:
         device = memory_of(kind, receiving=True)
         self.ring = ReceiveRing(8 * CELL_BYTES * CELLS, CELL_BYTES, CELLS)
         self.ring.memory = self.ring.memory.to(device)
-        self.transport = open_transport(kind, name, device=device)
+        self.transport = opened(kind, name, device)
         self.transport.register(self.ring.memory)
         self.stores = {
             name: Store(fields, block_tokens=BLOCK_TOKENS, ring_slack=RING_SLACK)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from kv_transfer.host_reach import HostReach
 from kv_transfer.plan import pack_into_pushes
 from kv_transfer.row_mover import RowMover
 from kv_transfer.staging import push_bytes
+from kv_transfer.transport import WriteAtOnce
 from tests.kv_transfer.stores import FIELDS, Store, equal, needed, random_rows
 
 LENGTH = 129
@@ -37,7 +37,7 @@ class Side:
 
 
 class Receiver(Side):
-    """Answers in order, each only when it is asked for: a cell stays in use until then."""
+    """Answers in order, each only when it is asked for."""
 
     def __init__(self, many: int) -> None:
         super().__init__(many)
@@ -51,14 +51,38 @@ class Receiver(Side):
         assert not self.told
         return self.unpacking.digests()
 
-    def tell(self, method: str, number: int) -> None:
+    def tell(self, method: str, number: int, hashed: bool) -> None:
         assert method == "unpack"
+        assert hashed
         self.told.append(number)
+
+    def answered(self) -> bool:
+        return False  # only when it is waited for: cells stay in use as long as they can
 
     def answer(self) -> None:
         number = self.told.pop(0)
         self.unpacking.start(2 * number)
         self.unpacking.start(2 * number + 1)
+
+
+class LateWrite:
+    """Its bytes land at the third look."""
+
+    def __init__(self, part: torch.Tensor, place: torch.Tensor) -> None:
+        self.part, self.place = part, place
+        self.looks = 3
+
+    def start(self) -> None:
+        self.looks = 0
+
+    def done(self) -> bool:
+        self.looks += 1
+        if self.looks == 3:
+            self.place.copy_(self.part)
+        return self.looks >= 3
+
+    def close(self) -> None:
+        assert self.looks >= 3
 
 
 @pytest.mark.parametrize("many", [1, 3, 64])
@@ -69,18 +93,13 @@ def test_all_rows_arrive_however_few_cells_there_are(many: int) -> None:
     pushes = pack_into_pushes(needed(FIELDS["tiny"], LENGTH), sender.store.layout, CELL)
     assert len(pushes) > 3
 
-    def start(part: torch.Tensor, place: int) -> Any:
-        looks = iter([False, False])
-
-        def done() -> bool:  # bytes land at the third look
-            if next(looks, True):
-                receiver.ring[place : place + len(part)] = part
-                return True
-            return False
-
-        return SimpleNamespace(done=done)
-
-    request = PackedRequest(sender, pushes, CELL, start, receiver)  # type: ignore[arg-type]
+    request = PackedRequest(
+        sender,  # type: ignore[arg-type]
+        pushes,
+        CELL,
+        lambda part, place: LateWrite(part, receiver.ring[place : place + len(part)]),
+        receiver,
+    )
     request.hand_over()
     assert equal(receiver.store.rows(receiver.lease, LENGTH), rows)
     receiver.store.slab.blocks.zero_()
@@ -93,11 +112,13 @@ def test_a_row_that_changes_on_the_way_fails_the_request() -> None:
     sender.store.fill(sender.lease, random_rows(FIELDS["tiny"], LENGTH, seed=2), LENGTH)
     pushes = pack_into_pushes(needed(FIELDS["tiny"], LENGTH), sender.store.layout, CELL)
 
-    def start(part: torch.Tensor, place: int) -> Any:
-        receiver.ring[place : place + len(part)] = part
-        receiver.ring[place] ^= 1
-        return SimpleNamespace(done=lambda: True)
+    def prepare(part: torch.Tensor, place: int) -> WriteAtOnce:
+        def write() -> None:
+            receiver.ring[place : place + len(part)] = part
+            receiver.ring[place] ^= 1
 
-    request = PackedRequest(sender, pushes, CELL, start, receiver)  # type: ignore[arg-type]
+        return WriteAtOnce(write)
+
+    request = PackedRequest(sender, pushes, CELL, prepare, receiver)  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="digests differ"):
         request.hand_over()

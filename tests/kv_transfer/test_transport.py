@@ -13,7 +13,7 @@ from cluster.errors import ProtocolError, TransferError
 from kv_transfer.open_transport import open_transport
 from kv_transfer.transport import Transport
 from tests.kv_transfer.conftest import Receiver, Start
-from tests.kv_transfer.receiving_rank import CELL_BYTES, CELLS
+from tests.kv_transfer.receiving_rank import CELL_BYTES, CELLS, opened
 
 RING_BYTES = 8 * CELLS * CELL_BYTES
 
@@ -33,7 +33,7 @@ def peer(sending: Transport, receiver: Receiver) -> str:
 
 def test_the_path_is_named(sending: Transport, kind: str) -> None:
     paths = {"local": "local/memcpy", "host": "host/cma", "nixl": "nixl/UCX"}
-    assert sending.path == {**paths, "nvlink": "nvlink/cuda_ipc"}[kind]
+    assert sending.path == {**paths, "nvlink": "nvlink/cuda_ipc", "nixl-vram": "nixl/UCX"}[kind]
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, 4095, 4096, 4097, 10_000, 32_768])
@@ -70,7 +70,7 @@ def test_only_registered_memory_is_written_from(sending: Transport, peer: str) -
 def test_only_plain_bytes_can_be_registered_and_only_one_ring(
     kind: str, device: torch.device
 ) -> None:
-    transport = open_transport(kind, "prefill-9", device=device)
+    transport = opened(kind, "prefill-9", device)
     for wrong in (torch.zeros(4), torch.zeros(2, 2).byte(), torch.zeros(8).byte()[::2]):
         with pytest.raises(ValueError, match="only contiguous uint8"):
             transport.register(wrong)
@@ -128,7 +128,7 @@ def test_an_unknown_peer_and_a_removed_one_cannot_be_written_to(
 def test_a_peer_without_a_ring_cannot_be_written_to(
     sending: Transport, memory: torch.Tensor, kind: str, device: torch.device
 ) -> None:
-    other = open_transport(kind, "prefill-1", device=device)
+    other = opened(kind, "prefill-1", device)
     other.register(torch.zeros(64).byte().to(device), source_only=True)
     peer = sending.add_peer(other.metadata())
     with pytest.raises(TransferError, match="not in the ring of prefill-1"):
@@ -175,7 +175,7 @@ def test_a_closed_transport_leaves_nothing_behind(
         return len(os.listdir("/proc/self/task"))
 
     before = threads()
-    transport = open_transport(kind, "prefill-2", device=device)
+    transport = opened(kind, "prefill-2", device)
     memory = torch.ones(64).byte().to(device)
     transport.register(memory)
     peer = transport.add_peer(receiver.call("metadata"))

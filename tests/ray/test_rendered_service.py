@@ -27,7 +27,12 @@ pytestmark = [pytest.mark.ray, pytest.mark.full, pytest.mark.timeout(240)]
 ROOT = Path(__file__).parents[2]
 TOKENS = 12
 # A counter that is still zero is not exported; a prompt of one chunk hides no transfer.
-RARE = {"tandem_preemptions", "tandem_transfer_hidden_seconds"}
+RARE = {
+    "tandem_preemptions",
+    "tandem_transfer_hidden_seconds",
+    "tandem_decode_steps",
+    "tandem_rows_ahead",
+}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Ops that join others in one pass over memory: these are their specification."""
