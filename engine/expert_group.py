@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -23,13 +24,15 @@ from cluster.replica_dispatch import Ints
 from engine.expert_exchange import Exchange, GroupLost
 from engine.expert_routes import LayerTable
 from engine.expert_slots import ExpertSlots
-from engine.experts import ExpertForm, LayerSlots, StoredForm, ValueForm
+from engine.experts import ExpertForm, LayerSlots, ValueForm
 from kernels.ops.route import Routed
 from model.moe import Experts, LocalExperts
 from model.options import ModelOptions
-from model.packed.weights import PackedWeights
 from model.spec import ModelSpec
 from model.weight_source import WeightSource
+
+if TYPE_CHECKING:
+    from model.packed.weights import PackedWeights
 
 # T = padded rows, K = choices of a row, N = rows under way, D = hidden size, E = experts
 
@@ -102,6 +105,8 @@ class ExpertGroup:
         options: ModelOptions,
     ) -> Experts:
         """The same on weights as they are stored."""
+        from engine.stored_experts import StoredForm  # it needs Triton
+
         return self._next_layer(StoredForm(weights, spec, options), prefix)
 
     def _next_layer(self, form: ExpertForm, prefix: str) -> Experts:

@@ -16,10 +16,8 @@ from torch import Tensor
 
 from cluster.replica_dispatch import Ints
 from kernels.ops.expert_mlp import expert_mlp
-from kernels.ops.packed_experts import Fp4Matrices, packed_experts
 from model.moe import GatedWeights
 from model.options import ModelOptions
-from model.packed.weights import PackedWeights
 from model.spec import ModelSpec
 from model.weight_source import WeightSource
 
@@ -75,30 +73,6 @@ class ValueForm:
 
     def no_rows(self, stacked: tuple[Tensor, ...]) -> Tensor:
         return stacked[0].new_empty(0, stacked[0].shape[1])
-
-
-class StoredForm:
-    """Codes and scales of gate and up, then of down, as they are stored: 0.53 bytes a weight."""
-
-    def __init__(self, weights: PackedWeights, spec: ModelSpec, options: ModelOptions) -> None:
-        self._weights = weights
-        self._dims = spec.hidden_size
-        self._limit, self._fp8 = spec.swiglu_limit, options.activations == "fp8"
-
-    def read(self, name: str) -> tuple[Tensor, ...]:
-        gate_up, down = self._weights.expert(name)
-        return (*gate_up, *down)
-
-    def compute(
-        self, x_ND: Tensor, slots_N1: Tensor, shares_N1: Tensor, stacked: tuple[Tensor, ...]
-    ) -> Tensor:
-        gate_up, down = Fp4Matrices(*stacked[:2]), Fp4Matrices(*stacked[2:])
-        given = (x_ND.to(self._weights.dtype), slots_N1, shares_N1.float(), gate_up, down)
-        return packed_experts(*given, limit=self._limit, fp8=self._fp8)
-
-    def no_rows(self, stacked: tuple[Tensor, ...]) -> Tensor:
-        # what ranks send each other is wide enough for shares
-        return torch.empty(0, self._dims, device=stacked[0].device)
 
 
 class LayerSlots:

@@ -22,9 +22,8 @@ from kv_transfer.state_view import view_of
 from model.batch import ForwardBatch
 from model.options import ModelOptions
 from model.packed.place_rows import chunk_rows, decode_rows
-from model.packed.rows import Extras, PackedRows, Shape
+from model.packed.rows import Extras, OnLayer, PackedRows, Shape
 from model.packed.state import StateView
-from model.packed.step import OnLayer
 from model.spec import ModelSpec
 from model.vision import VisionEncoder
 

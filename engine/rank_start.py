@@ -20,10 +20,9 @@ from engine.expert_group import ExpertGroup
 from engine.lockstep import Lead
 from engine.packed_runner import AnyModel
 from kernels.accelerator import Accelerator, choose
-from model.load import load_model, load_packed
+from model.load import load_model
 from model.moe import LocalExperts
 from model.options import ModelOptions
-from model.packed.experts import PackedLocalExperts
 from model.spec import ModelSpec
 
 
@@ -115,6 +114,9 @@ def _load(
     where = config.model
     options = ModelOptions(truncation=where.truncation)
     if dtype == torch.bfloat16:
+        from model.packed.experts import PackedLocalExperts  # these need Triton
+        from model.packed.load import load_packed
+
         return load_packed(
             where.path,
             weights=where.weights,

@@ -31,9 +31,8 @@ from kv_transfer import cuda_driver
 from kv_transfer.bench_bars import bars
 from kv_transfer.bench_gpu_packed import PackedRequest
 from kv_transfer.bench_gpu_side import BLOCK_TOKENS, GpuSide, serve, timing_event
-from kv_transfer.device_moves import Move
 from kv_transfer.plan import pack_into_pushes
-from kv_transfer.reach import Moves
+from kv_transfer.reach import Move, Moves
 from kv_transfer.row_pieces import between
 from model.spec import ModelSpec
 from model.state import PerToken, StateField, state_fields

@@ -20,9 +20,9 @@ from cluster.errors import ProtocolError, StartupError, TransferError
 from kernels.push_table import Pieces, PushTable, row_formats, tabulate
 from kv_transfer import cuda_driver
 from kv_transfer.cuda_driver import DriverError
-from kv_transfer.device_moves import DeviceMoves, Move
+from kv_transfer.device_moves import DeviceMoves
 from kv_transfer.process_life import Life
-from kv_transfer.reach import Opened
+from kv_transfer.reach import Move, Opened
 
 _EXPORTED = struct.Struct(f"<{cuda_driver.HANDLE_BYTES}sQQ")  # handle, offset, owner's address
 PROGRAMS = 32  # of 132 multiprocessors of an H200: 0.92 of the copy engine

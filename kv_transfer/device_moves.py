@@ -9,21 +9,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from kernels.ops.kv_push import kv_push
 from kernels.push_table import Pieces, PushTable
 from kv_transfer.layout import aligned
+from kv_transfer.reach import Move
 
 _ALIGNMENT = 2  # numbers; a kernel is compiled apart for addresses that 16 does not divide
-
-
-class Move(NamedTuple):
-    pieces: Pieces
-    copy: bool = True
-    hashed: bool = True  # the sources' rows
 
 
 class DeviceMoves:

@@ -17,10 +17,9 @@ import torch
 from torch import Tensor
 
 from cluster.errors import ProtocolError, TransferError
-from kernels.ops.kv_push import kv_push
 from kernels.push_table import Integers, Pieces, row_formats, tabulate
-from kv_transfer.device_moves import Move
 from kv_transfer.process_life import Life
+from kv_transfer.reach import Move
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _MOST_PIECES = 1024  # of one call, IOV_MAX
@@ -50,6 +49,8 @@ class _HostMoves:
         self._found = torch.zeros(digests, dtype=torch.int64)
 
     def start(self, number: int, after: Any = None) -> _Made:
+        from kernels.ops.kv_push import kv_push  # it needs Triton, and few hosts move rows so
+
         move, table = self._moves[number]
         found = self._found if move.hashed else torch.zeros_like(self._found)
         kv_push(table, found, torch.zeros(1, dtype=torch.int64), copy=move.copy)

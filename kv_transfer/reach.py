@@ -7,13 +7,20 @@ Knows nothing of rings, peers' names or rows' meaning.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from kernels.push_table import Pieces
-from kv_transfer.device_moves import Move
 from kv_transfer.process_life import Life
+
+
+class Move(NamedTuple):
+    """What is to be done with some rows: copied, hashed where they come from, or both."""
+
+    pieces: Pieces
+    copy: bool = True
+    hashed: bool = True
 
 
 class Opened(Protocol):

@@ -14,9 +14,8 @@ from torch import Tensor
 from cluster.messages import Span
 from kernels.push_table import Pieces
 from kv_transfer.blocks import Lease
-from kv_transfer.device_moves import Move
 from kv_transfer.layout import Layout
-from kv_transfer.reach import Moves, Reach
+from kv_transfer.reach import Move, Moves, Reach
 from kv_transfer.row_pieces import Standing, between, landed, packed, standing
 from kv_transfer.staging import check_push, push_bytes
 

@@ -14,14 +14,9 @@ from model.compressed_vocab import compress_vocabulary
 from model.device_weights import DeviceWeights
 from model.moe import LocalExperts, MakeExperts
 from model.options import ModelOptions
-from model.packed.experts import MakeExperts as MakePackedExperts
-from model.packed.experts import PackedLocalExperts
-from model.packed.forward import PackedTransformer
-from model.packed.weights import from_weights
 from model.spec import ModelSpec
 from model.tokenizer import Tokenizer
 from model.transformer import Transformer
-from model.vision import VisionEncoder
 from model.weight_source import WeightSource
 from model.weights import Weights, load_weights, random_weights
 
@@ -48,7 +43,7 @@ def load_model(
     Raises ValueError for a config, checkpoint or tokenizer that does not fit.
     """
     spec = ModelSpec.load(path)
-    stored = _stored_weights(
+    stored = stored_weights(
         path,
         spec,
         weights,
@@ -71,38 +66,7 @@ def load_model(
     )
 
 
-def load_packed(
-    path: str | Path,
-    *,
-    weights: Literal["checkpoint", "random"],
-    device: torch.device,
-    dtype: torch.dtype,
-    seed: int = 0,
-    options: ModelOptions | None = None,
-    progress: Progress | None = None,
-    vision: bool = False,
-    make_experts: MakePackedExperts = PackedLocalExperts,
-) -> PackedTransformer:
-    """The same on weights as they are stored, for `device`; see model/packed/forward.py.
-
-    The vision encoder is the one of load_model, in float32. Raises as load_model does.
-    """
-    spec = ModelSpec.load(path)
-    stored = _stored_weights(path, spec, weights, seed, vision, progress=progress)
-    encoder = None
-    if vision and spec.vision and any(map(is_vision, stored.names())):
-        encoder = VisionEncoder(DeviceWeights(stored, device), spec.vision)
-    return PackedTransformer(
-        spec,
-        from_weights(stored, device, dtype),
-        options,
-        token_map(path, spec),
-        make_experts=make_experts,
-        vision=encoder,
-    )
-
-
-def _stored_weights(
+def stored_weights(
     path: str | Path,
     spec: ModelSpec,
     weights: Literal["checkpoint", "random"],
@@ -113,6 +77,7 @@ def _stored_weights(
     draft_experts: range | None = None,
     progress: Progress | None = None,
 ) -> Weights:
+    """Of a folder, or random ones of its config; raises as load_model does."""
     if weights == "random":
         return random_weights(spec, seed, vision=vision, progress=progress)
     return load_weights(path, spec, progress=progress, experts=experts, draft_experts=draft_experts)

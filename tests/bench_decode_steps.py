@@ -19,8 +19,8 @@ import torch
 
 from engine.decode_shapes import DecodeShapes
 from engine.step_loop import News
-from model.load import load_packed
 from model.packed.forward import PackedTransformer
+from model.packed.load import load_packed
 from tests.engine.loops import Ears
 from tests.engine.packed_engine import Rig, a_request
 

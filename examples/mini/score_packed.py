@@ -25,7 +25,7 @@ from kv_transfer.layout import Layout
 from kv_transfer.state_memory import open_memory
 from kv_transfer.state_view import view_of
 from model.batch import Chunk, build_batch
-from model.load import load_packed
+from model.packed.load import load_packed
 from model.packed.place_rows import chunk_rows
 from model.state import state_fields
 

@@ -25,9 +25,9 @@ from model.packed.layer import Layer
 from model.packed.observer import Observer
 from model.packed.product import float32_product
 from model.packed.ranges import named
-from model.packed.rows import Extras, PackedRows, Shape
+from model.packed.rows import Extras, OnLayer, PackedRows, Shape
 from model.packed.state import StateView
-from model.packed.step import OnLayer, Step
+from model.packed.step import Step
 from model.packed.weight_source import MakeExperts, Source
 from model.spec import ModelSpec
 from model.vision import VisionEncoder

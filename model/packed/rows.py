@@ -7,7 +7,7 @@ a captured graph finds them where they always are. Knows no weights and no memor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,10 @@ import torch
 from torch import Tensor
 
 # T = rows, R = requests, P = blocks of the widest table, N = longest n-gram, D = hidden size
+
+
+OnLayer = Callable[[int], None]
+"""Told a KV source's layer once its rows have been written, in the order of the device's work."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -10,13 +9,10 @@ from torch import Tensor
 
 from kernels.ops.packed_attention import Located
 from model.packed.geometry import Geometry
-from model.packed.rows import Leaving, PackedRows
+from model.packed.rows import Leaving, OnLayer, PackedRows
 from model.packed.state import StateView
 
 # T = rows, C = candidate blocks of a row, X = pages of them
-
-OnLayer = Callable[[int], None]
-"""Told a KV source's layer once its rows have been written, in the order of the device's work."""
 
 
 class Candidates(NamedTuple):

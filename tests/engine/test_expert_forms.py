@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from engine.experts import LayerSlots, StoredForm, ValueForm
+from engine.experts import LayerSlots, ValueForm
+from engine.stored_experts import StoredForm
 from kernels.ops import packed_experts
 from model.options import ModelOptions
 from model.packed.weights import PackedWeights, from_weights

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from engine.decode_shapes import DecodeShapes
-from model.load import load_packed
 from model.packed.forward import PackedTransformer
+from model.packed.load import load_packed
 from tests.engine.packed_engine import Rig, a_request
 
 pytestmark = pytest.mark.gpu

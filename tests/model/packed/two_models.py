@@ -17,8 +17,7 @@ from kv_transfer.state_view import view_of
 from model.batch import Chunk, ForwardBatch, build_batch
 from model.packed.forward import PackedTransformer
 from model.packed.place_rows import chunk_rows, decode_rows
-from model.packed.rows import Shape
-from model.packed.step import OnLayer
+from model.packed.rows import OnLayer, Shape
 from model.spec import ModelSpec
 from model.state import state_fields
 from model.transformer import Transformer
