@@ -89,6 +89,6 @@ def _zeros(count: int) -> Tensor:
 
 
 if __name__ == "__main__":
-    RandomPush.of([288, 68, 34, 7, 4096], 16, 16, seed=1).check(torch.device("cpu"), 2)
+    RandomPush.of([288, 68, 34, 7, 4096], 8, 16, seed=1).check(torch.device("cpu"), 2)
     # One program after the other: the first ones claim all that they may, the last find little.
     RandomPush.of([4096], 20, 16, seed=2).check(torch.device("cpu"), 4)
