@@ -5,21 +5,15 @@ The seam is that of model/moe.py; a group that shares its experts has its own be
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from kernels.ops.expert_mlp import expert_mlp
 from kernels.ops.packed_experts import packed_experts
 from kernels.ops.route import Routed
-from model.moe import Experts
 from model.options import ModelOptions
 from model.packed.weights import PackedWeights
 from model.spec import ModelSpec
-
-MakeExperts = Callable[[PackedWeights, str, int, ModelSpec, ModelOptions], Experts]
-"""(weights, prefix of the names, number of experts, spec, options) -> Experts"""
 
 # T = rows, D = hidden size
 

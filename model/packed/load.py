@@ -15,9 +15,10 @@ from model.checkpoint import Progress
 from model.device_weights import DeviceWeights
 from model.load import stored_weights, token_map
 from model.options import ModelOptions
-from model.packed.experts import MakeExperts, PackedLocalExperts
+from model.packed.experts import PackedLocalExperts
 from model.packed.forward import PackedTransformer
-from model.packed.weights import from_weights
+from model.packed.weight_source import MakeExperts
+from model.packed.weights import PackedWeights, from_weights
 from model.spec import ModelSpec
 from model.vision import VisionEncoder
 
@@ -32,7 +33,7 @@ def load_packed(
     options: ModelOptions | None = None,
     progress: Progress | None = None,
     vision: bool = False,
-    make_experts: MakeExperts = PackedLocalExperts,
+    make_experts: MakeExperts[PackedWeights] = PackedLocalExperts,
 ) -> PackedTransformer:
     """The model of `path`/config.json on weights as they are stored, for `device`.
 

@@ -16,7 +16,7 @@ from model.options import ModelOptions
 from model.spec import ModelSpec
 
 Linear = Callable[[Tensor], Tensor]
-"""x [T, in] -> [T, out] in the dtype of x"""
+"""x [T, in] -> [T, out] in the dtype of x; sums are float32 at least"""
 
 
 class Table(Protocol):

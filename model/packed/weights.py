@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from kernels.formats import decode_fp8_blocks
 from kernels.ops.block_matmul import block_matmul
 from kernels.ops.packed_experts import Fp4Matrices
 from model.catalogue import TensorSpec
+from model.packed.weight_source import Linear
 from model.stored import Stored, decode
 from model.weights import Weights
 
@@ -29,14 +30,6 @@ rank has a copy of its own, so a larger one would take a host's memory once a ra
 _BLOCK = 32  # rows and columns of an FP8 block
 
 # T = rows, N = outputs, K = inputs, g = groups
-
-
-class Linear(Protocol):
-    """One matrix, or several side by side."""
-
-    def __call__(self, x_TK: Tensor) -> Tensor:
-        """[T, N] in the dtype of x; sums are float32 at least."""
-        ...
 
 
 class BlockLinear:
