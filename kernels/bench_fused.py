@@ -15,8 +15,8 @@ from kernels.formats import pack
 from kernels.measure import Limits, Row, check, median, seconds
 from kernels.ops import hyper_connection, index_topk
 from kernels.ops.compress import compress
-from kernels.ops.norm_quantise import norm_quantise
-from kernels.ops.norm_quantise import reference as norm_reference
+from kernels.ops.norm_rows import norm_rows
+from kernels.ops.norm_rows import reference as norm_reference
 from kernels.ops.rope_pack import reference as rope_reference
 from kernels.ops.rope_pack import rope_pack
 
@@ -26,11 +26,11 @@ ROWS = 8192
 
 def fused_rows(limits: Limits, peers: bool) -> Iterator[Row]:
     x, weight = torch.randn(ROWS, WIDTH, device="cuda").bfloat16(), torch.randn(WIDTH).cuda()
-    check("norm", norm_quantise(x[:64], weight, 1e-6), norm_reference(x[:64], weight, 1e-6))
-    taken = seconds(lambda: norm_quantise(x, weight, 1e-6))
-    yield limits.moved(
-        f"RMSNorm and FP8, {ROWS} rows of {WIDTH}", x.numel() * 2 + ROWS * 5280, taken
-    )
+    expected = norm_reference(x[:64], weight, 1e-6, fp8=True).rounded_TD
+    check("norm", norm_rows(x[:64], weight, 1e-6, fp8=True), expected)
+    taken = seconds(lambda: norm_rows(x, weight, 1e-6, fp8=True))
+    name = f"RMSNorm, rounded to FP8, {ROWS} rows of {WIDTH}"
+    yield limits.moved(name, 2 * x.nbytes, taken)
     plain = seconds(lambda: torch.nn.functional.rms_norm(x, (WIDTH,), weight.bfloat16()))
     yield Row("RMSNorm of torch, without FP8", plain * 1e6, plain / taken, "x our time")
     liger = _liger(x, weight.bfloat16()) if peers else None

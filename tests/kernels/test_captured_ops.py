@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.formats import pack
-from kernels.ops import hyper_connection, index_topk, norm_quantise, rope_pack
+from kernels.ops import hyper_connection, index_topk, norm_rows, rope_pack
 from kernels.ops.compress import compress
 from kernels.ops.packed_attention import Located, packed_attention
 from kernels.ops.packed_experts import packed_experts
@@ -119,7 +119,7 @@ def turning() -> Step:
 def norm() -> Step:
     weight = noise(5120, seed=9)
     inputs = ((noise(ROWS, 5120, seed=n).bfloat16(),) for n in (0, 1))
-    return Step(lambda x: norm_quantise.norm_quantise(x, weight, 1e-6), *inputs)
+    return Step(lambda x: norm_rows.norm_rows(x, weight, 1e-6, fp8=True), *inputs)
 
 
 def pooling() -> Step:

@@ -133,12 +133,6 @@ CASES: dict[str, Case] = {
         {"best": F32, "best_row": I32, "seen_T": I32, "out": I32, "found": "i32"},
         {"ROWS": True, "COUNT": 512, "SIZE": 16384},
     ),
-    "norm and rounding": (
-        "ops.norm_quantise",
-        "_norm_quantise",
-        {"x": BF16, "weight": F32, "out": U8, "eps": "fp32"},
-        {"D": 5120, "BLOCK": 1024},
-    ),
     **{
         f"rotation and packing, {name}": (
             "ops.rope_pack",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.formats import pack, unpack
 from kernels.ops import compress as compression
-from kernels.ops import hyper_connection, index_topk, norm_quantise, rope_pack
+from kernels.ops import hyper_connection, index_topk, rope_pack
 from tests.kernels.packed import error
 
 ROWS = [0, 1, 7, 130]
@@ -63,17 +63,6 @@ def test_rows_of_the_cache_are_turned_and_packed_where_they_belong() -> None:
 def of_equal_bytes(found: Tensor, expected: Tensor) -> float:
     """A sum's last bit may decide a rounding: nearly all bytes are the same."""
     return float((found == expected).double().mean()) if found.numel() else 1.0
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("width", [128, 5120, 1280])
-def test_a_norm_quantised_at_once_is_the_norm_quantised(rows: int, width: int) -> None:
-    x, weight = noise(rows, width).cuda().bfloat16(), noise(width).cuda()
-    if rows:
-        x[0] = 0
-    found = norm_quantise.norm_quantise(x, weight, 1e-6)
-    assert of_equal_bytes(found, norm_quantise.reference(x, weight, 1e-6)) > 0.999
 
 
 @pytest.mark.gpu
