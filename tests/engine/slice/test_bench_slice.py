@@ -29,7 +29,7 @@ def test_every_op_stands_in_the_table_beside_its_floor(
         "floors / step",
         "launched / replayed",
         "device waits for host",
-        "invariant / fastest",
+        "attention cut alike / fastest",
         "whole / truncated",
     }
     assert "layer 3: all" in capsys.readouterr().out
